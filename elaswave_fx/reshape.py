@@ -9,7 +9,7 @@ from elaswave_fx.control.agent.ask_to_reshape import ask_to_reshape
 from elaswave_fx.control.coordinator.job_file import address_of
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.next.replan_request import ReshapeRequest
 
 _HELP = """Give a running job other lanes.
 
@@ -33,19 +33,19 @@ def main(words: list[str]) -> int:
         "python -m elaswave_fx.reshape", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("job", metavar="JOB", help="the run directory, or tcp://HOST:PORT")
-    parser.add_argument("wish", metavar="WISH", nargs="+", help="parallel.dp=N parallel.pp=N, or best")
+    parser.add_argument("reshape", metavar="LAYOUT", nargs="+", help="parallel.dp=N parallel.pp=N, or best")
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="S", help="seconds to wait for an answer (default: 60)"
     )
     asked = parser.parse_args(words)
-    print(ask_to_reshape(address_of(asked.job), wish_of(asked.wish), asked.timeout))
+    print(ask_to_reshape(address_of(asked.job), reshape_of(asked.reshape), asked.timeout))
     return 0
 
 
-def wish_of(words: list[str]) -> Wish:
-    """The wish of a command line. Raises `ConfigError` for words that are none."""
+def reshape_of(words: list[str]) -> ReshapeRequest:
+    """Parse the layout of a command line. Raises `ConfigError` for one that is none."""
     if words == ["best"]:
-        return Wish()
+        return ReshapeRequest()
     found: dict[str, int] = {}
     for word in words:
         key, _, value = word.partition("=")
@@ -57,7 +57,7 @@ def wish_of(words: list[str]) -> Wish:
     missing = [key for key, name in _KEYS.items() if name not in found]
     if missing:
         raise ConfigError(f"{missing[0]}: is not given; nearest valid: {missing[0]}=1")
-    return Wish(**found)
+    return ReshapeRequest(**found)
 
 
 if __name__ == "__main__":

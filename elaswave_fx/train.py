@@ -36,7 +36,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
     from elaswave_fx.config.faults import check_faults
     from elaswave_fx.launch.job import BuildResult, JobSpec
     from elaswave_fx.launch.local import launch
-    from elaswave_fx.launch.place import here
+    from elaswave_fx.launch.location import here
     from elaswave_fx.observe.run_directory import RunDirectory
     from elaswave_fx.plan.work.topology import emulated_host
 

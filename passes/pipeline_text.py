@@ -65,7 +65,7 @@ class _Token:
 
 
 class _Reader:
-    """Reads a text from the left to the right with one token of foresight."""
+    """Reads a text from the left to the right with one token of lookahead."""
 
     def __init__(self, text: str) -> None:
         self._text = text

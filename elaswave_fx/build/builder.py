@@ -51,7 +51,7 @@ from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.code_digests import target_code, targets_of
 from elaswave_fx.launch.job import BuildResult, WorkerInputs
 from elaswave_fx.launch.joined import files_for_newcomers
-from elaswave_fx.launch.place import here
+from elaswave_fx.launch.location import here
 from elaswave_fx.models.build import build_model
 from elaswave_fx.models.hf_config import refuse_other_classes, task_of
 from elaswave_fx.observe.run_directory import RunDirectory

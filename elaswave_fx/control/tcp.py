@@ -37,14 +37,14 @@ _OWNER = struct.Struct("=12xI")  # the user, behind it
 _ANY_COOKIE = b"\0" * 4 + b"\xff" * 8
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a socket can be bound or connected."""
 
     family: int
     address: tuple[str | int, ...]
 
 
-def resolve(host: str, port: int) -> tuple[Place, ...]:
+def resolve(host: str, port: int) -> tuple[Location, ...]:
     """The places of a name, or the one of an address. May ask a name server. Raises `CommError`."""
     # Of a str Python loads a codec first, in each process.
     name = host.encode() if host.isascii() else host
@@ -53,7 +53,7 @@ def resolve(host: str, port: int) -> tuple[Place, ...]:
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
         raise CommError(f"control: host {host!r} cannot be resolved ({why})") from error
-    return tuple(dict.fromkeys(Place(family, (str(at[0]), *map(int, at[1:]))) for family, _, _, _, at in found))
+    return tuple(dict.fromkeys(Location(family, (str(at[0]), *map(int, at[1:]))) for family, _, _, _, at in found))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -84,7 +84,7 @@ def shown(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def dial(place: Place) -> socket.socket:
+def dial(place: Location) -> socket.socket:
     """A connection that is open or on its way, see `is_dialed`. Raises `OSError` when nobody listens there."""
     dialed = socket.socket(place.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     tune(dialed)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 from elaswave_fx.control import stream, tcp
-from elaswave_fx.control.protocol.card import UNNUMBERED, Card
+from elaswave_fx.control.protocol.member_info import UNNUMBERED, MemberInfo
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
@@ -42,20 +42,20 @@ from elaswave_fx.control.protocol.messages import (
     Prepare,
     Prepared,
     ProbeStore,
+    RankReport,
     Refused,
     Reshape,
     ReshapeWanted,
     StoreSeen,
-    Told,
     Welcome,
 )
-from elaswave_fx.control.protocol.sound import fault_of_wish
+from elaswave_fx.control.protocol.validate import fault_of_reshape
 from elaswave_fx.control.stream import Hello, Stream
 from elaswave_fx.errors import CommError, PlanError
-from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.work.topology import Rank
 
-OfRank = Heartbeat | Prepared | Ended | Gone | ProbeStore | Told
+OfRank = Heartbeat | Prepared | Ended | Gone | ProbeStore | RankReport
 """What ranks send, and the coordinator takes."""
 
 Question = Newcomer | Fetch | Reshape
@@ -64,7 +64,7 @@ Question = Newcomer | Fetch | Reshape
 Answer = Welcome | FilePart | Granted | Refused
 """What comes of it."""
 
-Message = OfRank | Card | Question | Answer | Ack | Prepare | Activate | MustStay | Over | StoreSeen
+Message = OfRank | MemberInfo | Question | Answer | Ack | Prepare | Activate | MustStay | Over | StoreSeen
 """All that travels between a rank, or who wants to be one, and the coordinator."""
 
 Wanted = NumberWanted | PartWanted | ReshapeWanted
@@ -86,8 +86,8 @@ DIAL_S = 1.0
 """A connection that is under way for so long is given up for another one: SYNs that were lost are sent again late."""
 
 _KINDS = (
-    Card, Newcomer, Fetch, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, Told, Ack, Prepare, Activate,
-    MustStay, Over, StoreSeen, Refused, Welcome, FilePart, Granted,
+    MemberInfo, Newcomer, Fetch, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, RankReport, Ack, Prepare,
+    Activate, MustStay, Over, StoreSeen, Refused, Welcome, FilePart, Granted,
 )  # fmt: skip
 _DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
@@ -121,11 +121,11 @@ def decode(body: bytes) -> Message:
 class RankSocket:
     """A rank's end. One thread uses it."""
 
-    def __init__(self, address: ControlAddress, card: Card) -> None:
-        """`card`: what it shows whenever it has opened the stream. Raises `CommError` for a host that cannot be
+    def __init__(self, address: ControlAddress, info: MemberInfo) -> None:
+        """`info`: what it shows whenever it has opened the stream. Raises `CommError` for a host that cannot be
         resolved."""
         self._places = itertools.cycle(tcp.resolve(address.host, address.port))
-        self._token, self._rank, self._card = address.token.encode(), card.number, encode(card)
+        self._token, self._rank, self._info = address.token.encode(), info.number, encode(info)
         self._refused = False  # for good
         self._dialed: socket.socket | None = None  # a connection that is under way
         self._stream: Stream | None = None
@@ -226,10 +226,10 @@ class RankSocket:
         return messages
 
     def _answer(self, stream_: Stream, proof: bytes) -> None:
-        """The coordinator has proved the token, so does the rank; then it shows its card, and may say what it has
+        """The coordinator has proved the token, so does the rank; then it shows its info, and may say what it has
         kept."""
         stream_.send(proof)
-        stream_.send(self._card)
+        stream_.send(self._info)
         stream_.most = stream.MESSAGE_BYTES_MAX
         self._hello, self._pause_s = None, RECONNECT_S
         while self._unsent:
@@ -243,7 +243,7 @@ class RankSocket:
 
 
 class _Connection:
-    """A stream at the coordinator; `rank` once it has proved that it holds the token, and its card was taken."""
+    """A stream at the coordinator; `rank` once it has proved that it holds the token, and its info was taken."""
 
     def __init__(self, stream_: Stream, host: str, port: int) -> None:
         """`host`, `port`: of the other end."""
@@ -263,11 +263,11 @@ class CoordinatorSocket:
         """`listener`: at the job's address, to be closed with this; None: it is opened here. Raises `CommError` when
         the address cannot be taken, as while another process has it.
 
-        `admit(card)` says why a rank that shows it is refused, or None; until it is set, nobody is. `doubt(message)`
+        `admit(info)` says why a rank that shows it is refused, or None; until it is set, nobody is. `doubt(message)`
         says what is wrong with what a rank has said, or None; the rank loses its connection then. `on_stranger(why)`
         hears of connections that end before they have proved the token, though they had begun to speak, `on_fault(why)`
         of those that end for what was said after that."""
-        self.admit: Callable[[Card], str | None] = lambda card: None
+        self.admit: Callable[[MemberInfo], str | None] = lambda info: None
         self.doubt: Callable[[OfRank], str | None] = lambda message: None
         self.on_fault: Callable[[str], None] = lambda why: None
         self.on_stranger: Callable[[str], None] = lambda why: None
@@ -403,17 +403,17 @@ class CoordinatorSocket:
         if isinstance(question, Fetch):
             return PartWanted(connection.name, question)
         if isinstance(question, Reshape):
-            wrong = fault_of_wish(question)
+            wrong = fault_of_reshape(question)
             if wrong is not None:
                 raise CommError(f"control: {wrong}")
-            return ReshapeWanted(connection.name, Wish(question.dp, question.pp))
+            return ReshapeWanted(connection.name, ReshapeRequest(question.dp, question.pp))
         return NumberWanted(connection.name, question.versions)
 
-    def _show(self, connection: _Connection, rank: Rank, card: Message) -> list[Connected | Wanted]:
-        """A rank shows its card. One that is refused hears why, and closes its end."""
-        if not isinstance(card, Card) or card.number != rank:
-            raise CommError(f"control: rank {rank} shows no card of its own")
-        reason = self.admit(card)
+    def _show(self, connection: _Connection, rank: Rank, info: Message) -> list[Connected | Wanted]:
+        """A rank shows its info. One that is refused hears why, and closes its end."""
+        if not isinstance(info, MemberInfo) or info.number != rank:
+            raise CommError(f"control: rank {rank} has not sent its own member info")
+        reason = self.admit(info)
         if reason is not None:
             self.refused += 1
             connection.refused = True

@@ -4,8 +4,8 @@
     child.send("hello", port=4711)
     launcher.receive(timeout_s=1.0)  ->  Message("hello", {"port": 4711})
 
-Kinds from a worker: hello{card} detached{} step{…} eval{…} event{…} share{summary} done{summary} error{name, message,
-traceback}; from the launcher: peers{cards} halt{}. From the builder: built{plan, data, lines} or error.
+Kinds from a worker: hello{info} detached{} step{…} eval{…} event{…} share{summary} done{summary} error{name, message,
+traceback}; from the launcher: peers{infos} halt{}. From the builder: built{plan, data, lines} or error.
 From the coordinator: event{…} told{rank, what, fields} ended{rank} trouble{text} alive{}; to it: exited{rank}
 finished{rank} saved{version, epoch}. A message has at most `MESSAGE_BYTES_MAX` bytes, so tensors do not travel here.
 One thread uses an end at a time.

@@ -26,13 +26,13 @@ from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import PowerConfig
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.plan_cache import Planning
-from elaswave_fx.control.home import JobHome
-from elaswave_fx.control.protocol.card import Card, Conditions
+from elaswave_fx.control.job_folder import JobFolder
+from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo
 from elaswave_fx.control.protocol.types import Activation
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
-from elaswave_fx.launch.place import Place, here
+from elaswave_fx.launch.location import Location, here
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
@@ -116,16 +116,16 @@ class Relay:
 class WorkerContext:
     """A worker's side of the job. The worker's main thread alone uses it.
 
-    The rank's `Agent` takes `control`, `home` and `first`, the latter two None for a rank that joins; in the first
-    epoch everybody loads the seed or the checkpoint. The rank listens on `port` (0: any free one) of `host`; `host_id`
-    names the host, maybe an emulated one, of `machine` that it is on. `faults` are those of this rank. Once the
-    launcher is gone the worker is to end, see `stop_wanted`; the one that has a share of the summary then writes down
-    what the launcher can no more.
+    The rank's `Agent` takes `control`, `job_folder` and `first`, the latter two None for a rank that joins. In the
+    first epoch every rank loads the seed or the checkpoint. The rank listens on `port` (0: any free one) of `host`;
+    `host_id` names the host, maybe an emulated one, of `machine` that it is on. `faults` are those of this rank. The
+    worker ends once the launcher has died, see `stop_wanted`; the rank that has a share of the summary then writes
+    what the launcher cannot.
     """
 
     def __init__(
         self, *, rank: int, host: str, host_id: str, machine: str, world: int, run_dir: Path, token: str, port: int,
-        build: BuildResult, channel: Channel | Relay, control: ControlAddress, home: JobHome | None,
+        build: BuildResult, channel: Channel | Relay, control: ControlAddress, job_folder: JobFolder | None,
         first: Activation | None, conditions: Conditions,
         faults: tuple[Fault, ...] = (), began_s: float = 0.0, has_run_dir: bool = True,
     ) -> None:  # fmt: skip
@@ -137,8 +137,8 @@ class WorkerContext:
         self.run_dir, self.token, self.build = run_dir, token, build
         self.has_run_dir = has_run_dir
         self.channel = channel
-        self.control, self.home, self.first, self.faults = control, home, first, faults
-        self._cards: dict[int, Card] | None = None
+        self.control, self.job_folder, self.first, self.faults = control, job_folder, first, faults
+        self._infos: dict[int, MemberInfo] | None = None
         self._conditions = conditions
         self._job_time: Callable[[float], float] = lambda at_s: at_s  # until there is a coordinator to compare with
         self._halted = False
@@ -146,26 +146,26 @@ class WorkerContext:
         self._began_s = began_s
         self._said: deque[bytes] = deque(maxlen=_KEPT)  # The launcher may have died before it read these.
 
-    def meet(self, port: int, timeout_s: float = 120.0) -> tuple[Card, dict[int, Card]]:
-        """Make this rank's card, which says that it listens on `port`, and wait until all have theirs; return it, and
+    def meet(self, port: int, timeout_s: float = 120.0) -> tuple[MemberInfo, dict[int, MemberInfo]]:
+        """Make this rank's info, which says that it listens on `port`, and wait until all have theirs; return it, and
         those of all ranks.
 
-        Raises `CommError` when a rank has not shown its card in time.
+        Raises `CommError` when a rank has not shown its info in time.
         """
         assert isinstance(self.channel, Channel), "a rank that joins meets others by what it was told"
-        card = self.card(port)
-        self.channel.send("hello", card=dataclasses.asdict(card))
+        info = self.info(port)
+        self.channel.send("hello", info=dataclasses.asdict(info))
         end = time.monotonic() + timeout_s
-        while self._cards is None and time.monotonic() < end:
+        while self._infos is None and time.monotonic() < end:
             self._take(self.channel.receive(end - time.monotonic()))
-        if self._cards is None:
+        if self._infos is None:
             raise CommError(f"start: not all of {self.world} ranks said within {timeout_s:g} s where they listen")
-        return card, self._cards
+        return info, self._infos
 
-    def card(self, port: int) -> Card:
+    def info(self, port: int) -> MemberInfo:
         """This rank's, which listens on `port`."""
         conditions = self._conditions
-        return Card(
+        return MemberInfo(
             Rank(self.rank), self.machine, self.host_id, self.host, port, self.build.memory_bytes, conditions.versions,
             conditions.data_digest, conditions.code,
         )  # fmt: skip
@@ -277,7 +277,7 @@ class WorkerContext:
         if message is None:
             return
         if message.kind == "peers":
-            self._cards = {card["number"]: Card(**card) for card in message.fields["cards"]}
+            self._infos = {info["number"]: MemberInfo(**info) for info in message.fields["infos"]}
         elif message.kind == "halt":
             self._halted = True
         else:
@@ -333,7 +333,7 @@ class JobSpec:
     exit_words: bool = True
     newcomer: tuple[str, ...] = ()
     power: PowerConfig | None = None
-    place: Place = dataclasses.field(default_factory=here)
+    place: Location = dataclasses.field(default_factory=here)
 
     @property
     def ranks(self) -> int:

@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 from elaswave_fx.control.coordinator.file_server import SharedFile
-from elaswave_fx.control.protocol.card import Card, Conditions
+from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.launch.job import BuildResult, Relay, WorkerContext
-from elaswave_fx.launch.place import Place
+from elaswave_fx.launch.location import Location
 from elaswave_fx.plan.work.topology import emulated_host
 
 _PROGRAM, _STATE = "program", "state.safetensors"
@@ -43,9 +43,9 @@ def build_here(facts: Mapping[str, Any], folder: Path) -> BuildResult:
     return dataclasses.replace(told, data=data)
 
 
-def place_in_job(facts: Mapping[str, Any], number: int, ranks_per_host: int, place: Place) -> Place:
+def place_in_job(facts: Mapping[str, Any], number: int, ranks_per_host: int, place: Location) -> Location:
     """Where a rank is lost, and may share memory. Where the launcher is hosts are emulated for joiners, too."""
-    at_launcher = place == Place(**facts["place"])
+    at_launcher = place == Location(**facts["place"])
     return dataclasses.replace(place, host=emulated_host(number, ranks_per_host)) if at_launcher else place
 
 
@@ -59,7 +59,7 @@ class JoinedContext(WorkerContext):
     """The worker's main thread alone uses it. `relay`: its way to the launcher, once the agent runs."""
 
     def __init__(
-        self, welcome: Welcome, built: BuildResult, address: ControlAddress, host: str, place: Place, own: Conditions
+        self, welcome: Welcome, built: BuildResult, address: ControlAddress, host: str, place: Location, own: Conditions
     ) -> None:
         """`host`: this machine as the other ranks reach it. `own`: versions and data as they are here."""
         self.relay = Relay()
@@ -76,16 +76,16 @@ class JoinedContext(WorkerContext):
             build=built,
             channel=self.relay,
             control=address,
-            home=None,
+            job_folder=None,
             first=None,
             conditions=own,
         )
-        self._others = welcome.cards
+        self._others = welcome.infos
 
-    def meet(self, port: int, timeout_s: float = 0.0) -> tuple[Card, dict[int, Card]]:
-        """This rank's card, which says that it listens on `port`, and those of all ranks as it was told."""
-        card = self.card(port)
-        return card, {each.number: each for each in (*self._others, card)}
+    def meet(self, port: int, timeout_s: float = 0.0) -> tuple[MemberInfo, dict[int, MemberInfo]]:
+        """This rank's info, which says that it listens on `port`, and those of all ranks as it was told."""
+        info = self.info(port)
+        return info, {each.number: each for each in (*self._others, info)}
 
     def detach(self, job_time: Callable[[float], float]) -> None:
         """There is no launcher to survive. `job_time`: as for any rank."""

@@ -28,7 +28,7 @@ from elaswave_fx.control.agent.join_folder import remove_left_behind
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.coordinator.plan_cache import Planner, Planning, skipped_by_plan
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
-from elaswave_fx.control.protocol.card import Conditions
+from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
 from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, settle_dead_jobs
@@ -196,7 +196,7 @@ def _start(
     job.write()
     service = CoordinatorSpec(
         address=job.address(),
-        home=job.home(),
+        job_folder=job.job_folder(),
         planning=planning,
         conditions=conditions,
         allow_rollback=spec.allow_rollback,
@@ -253,7 +253,7 @@ def _worker_body(
             build=built,
             channel=channel,
             control=job.address(),
-            home=job.home(),
+            job_folder=job.job_folder(),
             conditions=job.conditions,
             first=first,
             faults=tuple(fault for fault in spec.faults if fault.rank == rank),

@@ -63,7 +63,7 @@ class Supervisor:
         self._spec, self._children, self._coordination, self._recorder = spec, children, coordination, recorder
         self._liveness = liveness
         self._progress, self._log, self._stop = progress, log, stop
-        self._cards: dict[int, Mapping[str, Any]] = {}
+        self._infos: dict[int, Mapping[str, Any]] = {}
         self._detached: set[int] = set()  # The agents of these run.
         self._done: set[int] = set()
         self._ended: set[int] = set()  # The processes of these have begun to end.
@@ -182,7 +182,7 @@ class Supervisor:
         fields = message.fields
         match message.kind:
             case "hello":
-                self._on_hello(rank, fields["card"])
+                self._on_hello(rank, fields["info"])
             case "detached":
                 self._detached.add(rank)
             case "step":
@@ -247,12 +247,12 @@ class Supervisor:
         self._alone_since = self._alone_since or now
         return now - self._alone_since < self._spec.grace_s
 
-    def _on_hello(self, rank: int, card: Mapping[str, Any]) -> None:
+    def _on_hello(self, rank: int, info: Mapping[str, Any]) -> None:
         """When the last rank has said where it listens, everyone gets to know."""
-        self._cards[rank] = card
-        if len(self._cards) == self._spec.ranks:
+        self._infos[rank] = info
+        if len(self._infos) == self._spec.ranks:
             for other in range(self._spec.ranks):
-                self._tell(other, "peers", cards=[self._cards[number] for number in sorted(self._cards)])
+                self._tell(other, "peers", infos=[self._infos[number] for number in sorted(self._infos)])
 
     def _hear_of_ends(self) -> None:
         ending = self._liveness.ended()

@@ -1,6 +1,6 @@
 """What has to be the same wherever a job has ranks.
 
-versions()  ->  {"code of elaswave_fx": "3f0c…", "control": "5", "elaswave_fx": "0.1.0", "torch": "2.13.0"}
+versions()  ->  {"code of elaswave_fx": "3f0c…", "control": "7", "elaswave_fx": "0.1.0", "torch": "2.13.0"}
 
 All commits between two releases have one version, so that the code itself counts too.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import metadata
 
 import elaswave_fx
-from elaswave_fx.control.protocol.card import CONTROL_VERSION, OWN_CODE
+from elaswave_fx.control.protocol.member_info import CONTROL_VERSION, OWN_CODE
 from elaswave_fx.launch.code_digests import own_code
 
 

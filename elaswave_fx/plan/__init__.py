@@ -6,7 +6,7 @@ those before it:
 
     work      units and their costs, ranks, boxes, tiles        replicas   owners and holders of boxes
     order     micro-batches on ranks, what travels              make       plans for wanted shapes
-    plan.py   the Plan                                          next       plans after losses, joins, wishes
+    plan.py   the Plan                                          next       plans after losses, joins, reshapes
     predict   seconds, bytes, energy                            lower      instruction lists, engine specs
     lanes     cuts of units, shares of samples                  check      the independent checker
 """

@@ -113,7 +113,7 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
 
 def _lacks_members_of(before: Welcome, now: Welcome) -> bool:
     """Whether some of those that were members then are not any more."""
-    return not {card.number for card in before.cards} <= {card.number for card in now.cards}
+    return not {info.number for info in before.infos} <= {info.number for info in now.infos}
 
 
 def _start_anew() -> NoReturn:

@@ -1,7 +1,7 @@
 """One rank's engine: an artifact, plans and an initial state handed to the native runtime.
 
     rank_engine = RankEngine(job, constants, initial, rank, endpoint, optimizer, plan, version)
-    rank_engine.foresee(next_plan)      # while steps run, on any thread, and then
+    rank_engine.precompute(next_plan)      # while steps run, on any thread, and then
     rank_engine.prepare()               # between two of them: most of what `install` takes
     rank_engine.install(next_plan)      # what stays as it was is left alone
     rank_engine.native.step(...)
@@ -60,7 +60,7 @@ class RankEngine:
         self.plan = plan  # the one that is in force
         self._rank, self._optimizer, self._kernels = rank, optimizer, kernels
         self._constants = {**constants, **self._invariants(constants)}
-        self._foreseen: _Foreseen | None = None
+        self._precomputed: _Precomputed | None = None
         spec = self._spec(plan)
         self._given = spec.tables
         programs = {**job.artifact.programs, UPDATE: update}
@@ -70,14 +70,14 @@ class RankEngine:
             if rank in plan.groups[bucket.name]:
                 self.native.load(bucket.name, initial.bucket(bucket))
 
-    def foresee(self, plan: Plan) -> None:
+    def precompute(self, plan: Plan) -> None:
         """Make what `install` will give the runtime for the plan; for any thread, at any time."""
-        self._foreseen = _Foreseen(plan, self._spec(plan), self._memories(plan))
+        self._precomputed = _Precomputed(plan, self._spec(plan), self._memories(plan))
 
     def prepare(self) -> None:
-        """Have the runtime read what was foreseen, if something was; between two steps."""
-        if self._foreseen is not None:
-            self._foreseen = self._foreseen._replace(spec=self._prepared(self._foreseen.spec))
+        """Have the runtime read what was precomputed, if anything; between two steps."""
+        if self._precomputed is not None:
+            self._precomputed = self._precomputed._replace(spec=self._prepared(self._precomputed.spec))
 
     def install(self, plan: Plan, restart_at: int | None = None) -> frozenset[int]:
         """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
@@ -85,10 +85,10 @@ class RankEngine:
 
         `restart_at`: all state goes; what is loaded then counts as that after so many steps.
         """
-        foreseen, self._foreseen = self._foreseen, None
-        if foreseen is None or foreseen.plan is not plan:
-            foreseen = _Foreseen(plan, self._spec(plan), {})
-        stale = self.native.install(self._prepared(foreseen.spec).data, restart_at, foreseen.memories)
+        precomputed, self._precomputed = self._precomputed, None
+        if precomputed is None or precomputed.plan is not plan:
+            precomputed = _Precomputed(plan, self._spec(plan), {})
+        stale = self.native.install(self._prepared(precomputed.spec).data, restart_at, precomputed.memories)
         self.plan = plan
         return frozenset(stale)
 
@@ -159,7 +159,7 @@ class _Prepared(NamedTuple):
     data: _native.PreparedSpec
 
 
-class _Foreseen(NamedTuple):
+class _Precomputed(NamedTuple):
     """What a plan takes to be installed, as far as it is made; `memories`: by bucket."""
 
     plan: Plan

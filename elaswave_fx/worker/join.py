@@ -19,8 +19,8 @@ from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Excluded, Go, Left
 from elaswave_fx.control.agent.fetch_files import fetch_files
 from elaswave_fx.control.agent.join_folder import join_folder
-from elaswave_fx.control.protocol.card import Card, Conditions
 from elaswave_fx.control.protocol.epoch_start import outside
+from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo
 from elaswave_fx.control.protocol.messages import Over, Welcome
 from elaswave_fx.control.protocol.training_loop import LoopState
 from elaswave_fx.control.wire import ControlAddress
@@ -32,7 +32,7 @@ from elaswave_fx.errors import CommError, ConfigError, HasLeft, JobOver
 from elaswave_fx.launch.code_digests import target_code, targets_of
 from elaswave_fx.launch.job import BuildResult
 from elaswave_fx.launch.joined import JoinedContext, build_here, place_in_job
-from elaswave_fx.launch.place import Place, here
+from elaswave_fx.launch.location import Location, here
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.rank_events import Joined
 from elaswave_fx.plan.plan import Plan
@@ -79,7 +79,7 @@ def run_joined(
         own = Conditions(dict(versions), _samples_here(config, built), target_code(targets_of(built.run["config"])))
         place = place_in_job(facts, welcome.number, config.parallel.ranks_per_host, here(failure_domain))
         if place.boot != facts["place"]["boot"] and config.emulated.memory_mb is None:
-            built = dataclasses.replace(built, memory_bytes=_share_of_memory(device, welcome.cards, place))
+            built = dataclasses.replace(built, memory_bytes=_share_of_memory(device, welcome.infos, place))
         context = JoinedContext(welcome, built, address, host or facts["host"], place, own)
         check_reach(config, context)
         if config.exact:
@@ -102,9 +102,9 @@ def _samples_here(config: Config, built: BuildResult) -> str:
     return digest_data(config, open_source(config).dataset, SampleDigest.read(built.data_digest)).text()
 
 
-def _share_of_memory(device: Device, cards: Sequence[Card], place: Place) -> int:
+def _share_of_memory(device: Device, infos: Sequence[MemberInfo], place: Location) -> int:
     """What plans may reckon with on this rank: as much as if its machine's were shared with those that are there."""
-    there = sum(place.boot in card.memory_domain for card in cards)
+    there = sum(place.boot in info.memory_domain for info in infos)
     return device.memory_total_bytes() // (there + 1)
 
 

@@ -191,7 +191,7 @@ class Training:
 
     def _has_lost_state(self) -> bool:
         """Whether the engine has dropped the state of a box that it had: it does so when the update has failed."""
-        return not self._worker.at.coming.behind.issuperset(self._worker.engine.native.holdings().catching_up)
+        return not self._worker.at.sync.syncing.issuperset(self._worker.engine.native.holdings().catching_up)
 
     # --- The beginning, and other epochs
 
@@ -292,8 +292,8 @@ class Training:
 
     def _report_sync_state(self, what: do.ReportSyncState) -> None:
         worker = self._worker
-        worker.agent.copies_come(what.coming)
-        if not what.coming.behind:
+        worker.agent.report_sync(what.sync)
+        if not what.sync.syncing:
             held = worker.engine.native.holdings()
             worker.context.report_event(CaughtUp(bytes=held.behind_peak), worker.plan.epoch)
 
@@ -429,7 +429,7 @@ class Training:
         if worker.feed is not None:
             worker.feed.close()
         worker.agent.close(finished=False)
-        worker.foresight.close()  # after the agent, which may still hear of plans
+        worker.next_epoch.close()  # after the agent, which may still hear of plans
         worker.endpoint.close()
 
     def _close(self) -> Mapping[str, Any]:
@@ -437,7 +437,7 @@ class Training:
         assert worker.feed is not None and self._share is not None
         worker.feed.close()
         worker.agent.close()
-        worker.foresight.close()
+        worker.next_epoch.close()
         worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
         return self._share
 

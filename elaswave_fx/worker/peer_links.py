@@ -1,8 +1,8 @@
 """The links of a rank to the members of its epochs: those that are missing are opened when an epoch brings new members.
 
-In: the cards of members. Out: links, or `CommError` when somebody cannot be reached in time; whoever was not is known.
+In: the infos of members. Out: links, or `CommError` when somebody cannot be reached in time; whoever was not is known.
 
-    links.open(go.cards, timeout_s=5.0);  links.lost()  ->  {3}: rank 3 was not reached, or its link broke
+    links.open(go.infos, timeout_s=5.0);  links.lost()  ->  {3}: rank 3 was not reached, or its link broke
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from elaswave_fx import _native
-from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.member_info import MemberInfo
 
 
 class PeerLinks:
@@ -21,12 +21,12 @@ class PeerLinks:
         self._hosts: dict[int, str] = {}
         self._unlinked: frozenset[int] = frozenset()  # These had no link when they were looked for last.
 
-    def open(self, cards: Iterable[Card], timeout_s: float, anew: Collection[int] = ()) -> None:
+    def open(self, infos: Iterable[MemberInfo], timeout_s: float, anew: Collection[int] = ()) -> None:
         """A link to everybody to whom there has been none, and to those of `anew` to whom it is known to be over; other
         broken ones are mended elsewhere. Raises `CommError`."""
         lost = (rank for rank in self._endpoint.lost_peers if rank not in anew)
         known = {self._endpoint.rank, *self._endpoint.peers, *lost}
-        missing = {card.number: (card.host, card.port, card.memory_domain) for card in cards}
+        missing = {info.number: (info.host, info.port, info.memory_domain) for info in infos}
         self._hosts |= {int(rank): host for rank, (host, *_) in missing.items()}
         missing = {int(rank): place for rank, place in missing.items() if rank not in known}
         self._unlinked = frozenset(missing)

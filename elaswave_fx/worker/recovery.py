@@ -98,8 +98,8 @@ class Recovery:
         """Raises CommError after `LINK_S`."""
         worker = self._worker
         self._began_s = time.perf_counter()
-        self._plan = worker.foresight.plan(what.go.plan)
-        worker.links.open(what.go.cards, LINK_S, what.anew)
+        self._plan = worker.next_epoch.plan(what.go.plan)
+        worker.links.open(what.go.infos, LINK_S, what.anew)
 
     def verify_replicas(self, what: do.VerifyReplicas) -> set[BoxId]:
         """The engine reads every byte."""

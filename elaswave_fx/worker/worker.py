@@ -19,8 +19,8 @@ from elaswave_fx.checkpoint.disk_work import DiskWork
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.agent.agent import Agent, Progress
-from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
+from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.protocol.rank_state import STARTING
 from elaswave_fx.control.protocol.training_loop import LoopState
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Vote
@@ -41,7 +41,7 @@ from elaswave_fx.worker.clocks import rank_clock, set_clock
 from elaswave_fx.worker.cross_check import is_needed
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed, reads_alike
-from elaswave_fx.worker.foresight import Foresight
+from elaswave_fx.worker.next_epoch import NextEpoch
 from elaswave_fx.worker.peer_links import PeerLinks
 
 CONNECT_S = 60.0
@@ -58,7 +58,7 @@ class Worker:
     context: WorkerContext
     artifact: Artifact
     engine: RankEngine
-    foresight: Foresight
+    next_epoch: NextEpoch
     endpoint: _native.Endpoint
     links: PeerLinks
     initial: InitialState
@@ -87,13 +87,13 @@ class Worker:
         """The group of the epoch's ranks, what writes its checkpoints, the clock, and the feed if another is needed."""
         if self.clock is not None:
             set_clock(self.clock, plan, self.rank, self.context)
-        stays = self.foresight.reads_alike(self.plan, plan)
+        stays = self.next_epoch.reads_alike(self.plan, plan)
         self.join_group(plan)
         if self.feed is not None and stays:
             return  # any step may be taken from it
         if self.feed is not None:
             self.feed.close()
-        self.feed = self.foresight.feed(plan, self.at.committed.version)
+        self.feed = self.next_epoch.feed(plan, self.at.committed.version)
 
     def join_group(self, plan: Plan) -> None:
         """As a rank of the plan, without a part in its steps."""
@@ -117,7 +117,7 @@ class Equipment:
     ranks that opened the data apart are read again."""
 
     config: Config
-    card: Card
+    info: MemberInfo
     endpoint: _native.Endpoint
     links: PeerLinks
     artifact: Artifact
@@ -129,12 +129,12 @@ class Equipment:
     cross_check: bool
     disk_work: DiskWork = field(default_factory=DiskWork)
     engine: RankEngine | None = None
-    foresight: Foresight = field(init=False)
+    next_epoch: NextEpoch = field(init=False)
 
     def __post_init__(self) -> None:
-        rank, started = Rank(self.card.number), self.config.parallel.ranks
+        rank, started = Rank(self.info.number), self.config.parallel.ranks
         alike = partial(reads_alike, rank=rank, started=started, cross_check=self.cross_check)
-        self.foresight = Foresight(rank, lambda: self.engine, self._feed, alike)
+        self.next_epoch = NextEpoch(rank, lambda: self.engine, self._feed, alike)
 
     def progress(self) -> Progress:
         """What the rank does now."""
@@ -147,7 +147,7 @@ class Equipment:
         return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
 
     def _feed(self, plan: Plan, first_step: int) -> InputFeed:
-        rank = self.card.number
+        rank = self.info.number
         return InputFeed(self.config, self.artifact, plan, rank, self.source, first_step, self.cross_check)
 
     def interrupt(self, reason: str) -> None:
@@ -171,15 +171,15 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
         paces=paces(topology, Rank(context.rank), has_slow_hosts) if is_emulated and topology is not None else {},
         may_be_cut=_may_be_cut(context),
     )
-    card, cards = context.meet(endpoint.port)
+    info, infos = context.meet(endpoint.port)
     links = PeerLinks(endpoint)
-    links.open(cards.values(), connect_s)
+    links.open(infos.values(), connect_s)
     artifact, constants = load_artifact(Path(context.build.data.artifact))
     code = UserCode(config.data.deadline_s, SampleError)
     source = open_source(config, code=code)
     check_opened_alike(source, context)
     return Equipment(
-        config, card, endpoint, links, artifact, constants, InitialState(Path(context.build.data.state)),
+        config, info, endpoint, links, artifact, constants, InitialState(Path(context.build.data.state)),
         make_optimizer(config.optimizer), code, source,
         is_needed(config, context.build.data_digest),
     )  # fmt: skip
@@ -209,9 +209,9 @@ def start_agent(
     """The agent runs, the rank is heard by the coordinator, and SIGTERM tells it to leave; so does each of `warnings`.
     `say(line)`: for who looks at this process alone."""
     agent = Agent(
-        has.card, context.first, context.control, context.home, interrupt=has.interrupt, progress=has.progress,
+        has.info, context.first, context.control, context.job_folder, interrupt=has.interrupt, progress=has.progress,
         lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S), say=say,
-        is_cut=(lambda: has.endpoint.is_cut) if _may_be_cut(context) else None, foresee=has.foresight.expect,
+        is_cut=(lambda: has.endpoint.is_cut) if _may_be_cut(context) else None, prepare_next=has.next_epoch.prepare,
     )  # fmt: skip
     agent.start()
     agent.leave_on(signal.SIGTERM, warnings, config.launch.grace_s)
@@ -263,7 +263,7 @@ def make_worker(
 ) -> Worker:
     """A rank that has not entered the epoch of `plan` yet."""
     return Worker(
-        config, context, has.artifact, engine, has.foresight, has.endpoint, has.links, has.initial, has.optimizer,
+        config, context, has.artifact, engine, has.next_epoch, has.endpoint, has.links, has.initial, has.optimizer,
         make_schedule(config.schedule, config.steps), has.source, agent, has.disk_work, at, plan,
         clock=rank_clock(config, context.run_dir, context.rank),
     )  # fmt: skip

@@ -433,7 +433,7 @@ def test_switch(tmp_path: Path) -> None:
     half, restart = entries
     assert half["runs"] == 4 and half["ours"] == restart["ours"] and restart["peer"] > 100
     assert set(half["parts"]) == {"2x1 to 1x2", "1x2 to 2x1"}
-    assert "2 ranks, 2x1 to 1x2: a wish " in shown
+    assert "2 ranks, 2x1 to 1x2: a reshape " in shown
 
 
 @pytest.mark.skipif(missing(("ip", "tc")) is not None, reason=f"no hosts of their own: {missing(('ip', 'tc'))}")

@@ -11,7 +11,7 @@ from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Sw
 from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, STOPPED, Activation, Copy, Report, Stamp, Term, Version
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment
 
@@ -124,7 +124,7 @@ def test_it_plans_ahead_again_when_copies_have_come() -> None:
 def test_a_planned_stop_says_what_it_is_for() -> None:
     job = Job()
     job.beats(0.1)
-    job.driver.cards[Rank(4)] = card_of(4)
+    job.driver.infos[Rank(4)] = info_of(4)
     job.feed(Connected(Rank(4)), 0.2)
     job.feed(Heartbeat(Rank(4), Epoch(-1), Version(0), "ready", None, None, True, False, (), None), 0.2)
     job.feed(Tick(), 0.3)

@@ -13,7 +13,7 @@ from elaswave_fx.plan.work.topology import Rank
 from tests.control.test_coordinator import WORLD, Driver, line
 
 
-class Told(Driver):
+class RankReport(Driver):
     """A coordinator whose events are written down."""
 
     def __init__(self, register: Register | None = None) -> None:
@@ -33,7 +33,7 @@ class Told(Driver):
 
 
 def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
-    job = Told()
+    job = RankReport()
     job.beats(*range(WORLD))
     job.now_s = 0.1
     job.heartbeat(0, phase=STOPPED, suspect=Rank(3))
@@ -55,7 +55,7 @@ def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
 
 
 def test_a_second_loss_is_told_too() -> None:
-    job = Told()
+    job = RankReport()
     job.beats(*range(WORLD))
     job.feed(Exited(Rank(3)))
     job.feed(Exited(Rank(2)))
@@ -63,7 +63,7 @@ def test_a_second_loss_is_told_too() -> None:
 
 
 def test_a_planned_stop_is_no_loss() -> None:
-    job = Told()
+    job = RankReport()
     job.beats(*range(WORLD))
     job.feed(Connected(Rank(7)))
     job.feed(Heartbeat(Rank(7), job.register.epoch, Version(0), STOPPED, None, None, True, False, ()))
@@ -73,7 +73,7 @@ def test_a_planned_stop_is_no_loss() -> None:
 
 def test_who_is_waited_for_is_said_once() -> None:
     """Two ranks fall silent after a step; what they alone have a copy of is not taken from anywhere older."""
-    job = Told()
+    job = RankReport()
     job.beats(*range(WORLD))
     job.heartbeat(0, lines=(line(1),))
     boxes = job.register.activation.assignment.boxes
@@ -95,27 +95,27 @@ def test_who_is_waited_for_is_said_once() -> None:
 
 def test_who_takes_over_tells_of_the_epoch_that_it_finds() -> None:
     """The coordinator before may have been killed between the swap and its word."""
-    job = Told()
+    job = RankReport()
     job.beats(*range(WORLD))
     job.feed(Exited(Rank(3)))
     for rank in range(3):
         job.prepared(rank)
-    heir = Told(job.register)
+    heir = RankReport(job.register)
     assert [(kind, epoch) for kind, epoch, _ in heir.lines] == [("agreed", 1)]
     assert heir.lines[0][2]["members"] == [0, 1, 2] and "rolled_back_to" not in heir.lines[0][2]
     assert heir.lines[0][2]["steps_redone"] is None, "nobody knows that any more"
-    assert not Told().lines, "there is nothing to tell of the first epoch"
+    assert not RankReport().lines, "there is nothing to tell of the first epoch"
 
 
 def test_a_rank_that_was_never_heard_has_no_last_sign_of_life() -> None:
-    job = Told()
+    job = RankReport()
     job.beats(0, 1, 2)
     job.feed(Exited(Rank(3)))
     assert job.lines[0][2]["silent_ms"] is None
 
 
 def test_the_end_is_told_with_its_reason() -> None:
-    job = Told()
+    job = RankReport()
     _, actions = end(job.state, "2 ranks are too few")
     (over,) = [action for action in actions if isinstance(action, Over)]
     assert line_of(over, 0.0) == ("over", 0, {"reason": "2 ranks are too few"})

@@ -18,8 +18,8 @@ from elaswave_fx.control.agent.ask_to_join import asking
 from elaswave_fx.control.agent.fetch_files import fetch_files
 from elaswave_fx.control.coordinator.file_server import PART_BYTES, FileServer, SharedFile, part_of
 from elaswave_fx.control.coordinator.job_file import JobFile
-from elaswave_fx.control.coordinator.strangers import EVERY_S, StrangerLog
-from elaswave_fx.control.protocol.card import UNNUMBERED, Conditions
+from elaswave_fx.control.coordinator.refusal_log import EVERY_S, RefusalLog
+from elaswave_fx.control.protocol.member_info import UNNUMBERED, Conditions
 from elaswave_fx.control.protocol.messages import (
     Connected,
     Disconnected,
@@ -37,7 +37,7 @@ from elaswave_fx.control.tcp import listen, port_of
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, RankSocket, encode
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.work.topology import Rank
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 from tests.waiting import WAIT_S, await_true
 
 STATE = "state.safetensors"
@@ -292,7 +292,7 @@ def _all_of(end: socket.socket) -> bytes:
 
 
 def test_a_rank_fetches_nothing(address: ControlAddress, listener: socket.socket) -> None:
-    coordinator, rank = CoordinatorSocket(address, listener.dup()), RankSocket(address, card_of(1))
+    coordinator, rank = CoordinatorSocket(address, listener.dup()), RankSocket(address, info_of(1))
     found: list[object] = []
 
     def turn(count: int) -> bool:
@@ -327,7 +327,7 @@ def test_who_does_not_wait_for_an_answer_is_cut_off(address: ControlAddress, lis
 
 
 def test_of_many_strangers_few_lines_speak() -> None:
-    log = StrangerLog()
+    log = RefusalLog()
     assert log.line("10.0.0.7:4711: no", 100.0) == "refused: 10.0.0.7:4711: no"
     assert [log.line("10.0.0.7:4712: no", 100.0 + k / 1000) for k in range(1000)] == [None] * 1000
     later = 100.0 + EVERY_S

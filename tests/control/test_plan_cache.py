@@ -12,7 +12,7 @@ from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, PlanCach
 from elaswave_fx.control.protocol.types import BoxId
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.make.derive import make_plan
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Plan, plan_hash
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
@@ -132,7 +132,7 @@ def test_the_real_planner_reads_what_it_wrote() -> None:
     assert after.assignment.members == (0, 1, 3) and planner.read(after.text).assignment == after.assignment
     assert (
         after.lines
-        and planner.successor(before, {b: (*ranks, Rank(2)) for b, ranks in held.items()}, RankNews()) is None
+        and planner.successor(before, {b: (*ranks, Rank(2)) for b, ranks in held.items()}, ReplanRequest()) is None
     )
 
 
@@ -142,17 +142,17 @@ def test_the_next_plan_for_the_same_members_is_made_elsewhere_and_then_used() ->
     held = {box_id: (*box.replica_ranks, *box.readers) for box_id, box in numbered(before.assignment.boxes)}
     members = before.assignment.members
     ahead = PlanCache(planning, given.append)
-    assert ahead.successor(before, held, RankNews()) is None and len(given) == 1, "it is not known yet"
+    assert ahead.successor(before, held, ReplanRequest()) is None and len(given) == 1, "it is not known yet"
     assert ahead.replan(before, members, held) and planning.asked == 1, "and nobody waits for it"
     given.pop()()
-    following = ahead.successor(before, held, RankNews())
+    following = ahead.successor(before, held, ReplanRequest())
     assert following is not None and ahead.replan(before, members, held) is following and not given
     other = {**held, BoxId(0): held[BoxId(0)][:1]}
     assert ahead.replan(before, members, other) is not following, "it is for exactly these copies"
     resting = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
-    assert ahead.successor(before, resting, RankNews()) is None and len(given) == 1
+    assert ahead.successor(before, resting, ReplanRequest()) is None and len(given) == 1
     given.pop()()
-    assert ahead.successor(before, resting, RankNews()) is None and not given, "the plan can stay"
+    assert ahead.successor(before, resting, ReplanRequest()) is None and not given, "the plan can stay"
 
 
 def test_a_plan_for_who_joins_is_there_before_anybody_stops() -> None:
@@ -185,31 +185,31 @@ def planned(plan: Plan) -> Planned:
     return Planner(copies=1).read(plan.to_json())
 
 
-def after(before: Planned, news: RankNews) -> Planned | None:
+def after(before: Planned, request: ReplanRequest) -> Planned | None:
     """What follows once all copies are there."""
     held = {box_id: box.replica_ranks for box_id, box in numbered(before.plan.boxes)}
-    return Planner(copies=1).successor(before, held, news)
+    return Planner(copies=1).successor(before, held, request)
 
 
-def test_a_plan_for_a_leaver_that_is_overdue_does_not_answer_a_wish() -> None:
-    before, wish = planned(job(2, 2, 6, 4, room=None)), Wish(3, 1)
-    overdue = RankNews(leaving=(Rank(2),), overdue=(Rank(2),), wish=wish)
+def test_a_plan_for_a_leaver_that_is_overdue_does_not_answer_a_reshape() -> None:
+    before, reshape = planned(job(2, 2, 6, 4, room=None)), ReshapeRequest(3, 1)
+    overdue = ReplanRequest(leaving=(Rank(2),), overdue=(Rank(2),), reshape=reshape)
     gone = after(before, overdue)
-    assert gone is not None and gone.assignment.members == (0, 1, 3) and gone.wish is None
+    assert gone is not None and gone.assignment.members == (0, 1, 3) and gone.reshape is None
     assert [len(lane.stages) for lane in gone.plan.lanes] != [1, 1, 1]
-    following = after(gone, RankNews(wish=wish))
-    assert following is not None and following.wish == wish
-    best = after(before, replace(overdue, wish=Wish()))
-    assert best is not None and best.wish is None
+    following = after(gone, ReplanRequest(reshape=reshape))
+    assert following is not None and following.reshape == reshape
+    best = after(before, replace(overdue, reshape=ReshapeRequest()))
+    assert best is not None and best.reshape is None
 
 
 def test_what_a_planned_stop_is_for_is_said() -> None:
-    before, wish = planned(job(2, 2, 6, 4, room=None)), Wish(4, 1)
+    before, reshape = planned(job(2, 2, 6, 4, room=None)), ReshapeRequest(4, 1)
     aims: list[str] = []
-    news = RankNews(wish=wish)
-    while (following := after(before, news)) is not None:
+    request = ReplanRequest(reshape=reshape)
+    while (following := after(before, request)) is not None:
         aims.append(following.aim)
-        before, news = following, RankNews()
+        before, request = following, ReplanRequest()
     assert aims[:2] == [
         "copies begin for the lanes that were asked for",
         "the lanes that were asked for are taken",

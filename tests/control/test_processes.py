@@ -19,12 +19,12 @@ import pytest
 from elaswave_fx.control.agent import agent
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
 from elaswave_fx.control.protocol import failure_detector
-from elaswave_fx.control.protocol.messages import Ended, Heartbeat, Refused, Told
+from elaswave_fx.control.protocol.messages import Ended, Heartbeat, RankReport, Refused
 from elaswave_fx.control.protocol.types import Certificate, Stamp, Version
 from elaswave_fx.control.store.ledger import covers_once
 from elaswave_fx.control.wire import Message, RankSocket
 from elaswave_fx.plan.work.topology import Epoch, Rank
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 from tests.control.toy_job import UNITS, WAIT_S, ToyJob, value_at
 from tests.control.toy_planner import BATCH
 
@@ -203,12 +203,12 @@ def test_who_is_refused_hears_why_and_the_job_does_not_notice(tmp_path: Path) ->
     with ToyJob(tmp_path, world=2, steps=300) as job:
         job.until_committed(10)
         cases = {
-            "it has torch 1.0, the job torch of no version": replace(card_of(1), versions={"torch": "1.0"}),
-            "rank 1 is another process already, that of 127.0.0.1 port 9001": replace(card_of(1), port=1),
-            "no rank of the job has the number 2, they go from 0 to 1": card_of(2),
+            "it has torch 1.0, the job torch of no version": replace(info_of(1), versions={"torch": "1.0"}),
+            "rank 1 is another process already, that of 127.0.0.1 port 9001": replace(info_of(1), port=1),
+            "no rank of the job has the number 2, they go from 0 to 1": info_of(2),
         }
-        for reason, card in cases.items():
-            stranger = RankSocket(job.address, card)
+        for reason, info in cases.items():
+            stranger = RankSocket(job.address, info)
             said: list[Message] = []
 
             def is_told(stranger: RankSocket = stranger, said: list[Message] = said) -> bool:
@@ -218,7 +218,7 @@ def test_who_is_refused_hears_why_and_the_job_does_not_notice(tmp_path: Path) ->
 
             job.until(is_told, "an answer")
             assert said == [Refused(reason)]
-            line = f"refused: rank {card.number} of 127.0.0.1 port {card.port}: {reason}"
+            line = f"refused: rank {info.number} of 127.0.0.1 port {info.port}: {reason}"
             job.until(partial(lambda line: line in job.logs(), line), "its line in the log")
             stranger.close()
         check(job, job.wait(), {0, 1})
@@ -231,9 +231,9 @@ def test_a_rank_that_says_what_cannot_be_is_cut_off_and_the_job_does_not_notice(
         number = ask_to_join(job.address, {}, WAIT_S).number
         beat = Heartbeat(number, Epoch(-1), Version(0), "starting", None, None, True, True, ())
         nonsense: list[Message] = [
-            Told(number, "step", {"step": 3}),
-            Told(number, "event", {"event": "agreed", "epoch": 0, "at_s": None}),
-            Told(number, "done", {}),
+            RankReport(number, "step", {"step": 3}),
+            RankReport(number, "event", {"event": "agreed", "epoch": 0, "at_s": None}),
+            RankReport(number, "done", {}),
             replace(beat, epoch=Epoch(7)),
             replace(beat, version=Version(1 << 60)),
             replace(beat, awaited=Rank(99)),
@@ -243,7 +243,7 @@ def test_a_rank_that_says_what_cannot_be_is_cut_off_and_the_job_does_not_notice(
             Ended(Rank(0)),
         ]
         for count, message in enumerate(nonsense, 1):
-            rank = RankSocket(job.address, card_of(number))
+            rank = RankSocket(job.address, info_of(number))
 
             def is_cut_off(rank: RankSocket = rank, message: Message = message) -> bool:
                 is_open = rank.connect(time.monotonic()) is None

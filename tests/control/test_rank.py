@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
     Ack,
@@ -45,6 +44,7 @@ from elaswave_fx.control.protocol.rank_state import (
     RankState,
     StepLeft,
 )
+from elaswave_fx.control.protocol.replica_sync import ReplicaSync
 from elaswave_fx.control.protocol.types import (
     SEED,
     STOPPED,
@@ -203,11 +203,11 @@ def test_the_heartbeat_says_where_the_engine_is_and_whether_all_copies_are_there
     beat = rank.beat()
     assert (beat.phase, beat.awaited, beat.complete) == (STOPPED, None, False)
     assert not beat.close
-    rank.feed(ComingCopies(frozenset({THEIRS}), frozenset()))
+    rank.feed(ReplicaSync(frozenset({THEIRS}), frozenset()))
     assert (rank.beat().complete, rank.beat().close) == (False, True)
-    rank.feed(ComingCopies(frozenset({THEIRS}), frozenset({THEIRS})))
+    rank.feed(ReplicaSync(frozenset({THEIRS}), frozenset({THEIRS})))
     assert not rank.beat().close, "it was of no use, and comes anew"
-    rank.feed(ComingCopies())
+    rank.feed(ReplicaSync())
     assert rank.beat().complete and rank.beat().close
 
 

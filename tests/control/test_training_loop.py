@@ -210,7 +210,7 @@ def test_copies_that_come_are_told_of_when_that_changes() -> None:
         return next(looks) if isinstance(said, do.ReadSyncState) else answer
 
     assert perform(training(follower.state), performer) is None
-    assert [(len(each.coming.behind), len(each.coming.far)) for each in follower.of(do.ReportSyncState)] == [
+    assert [(len(each.sync.syncing), len(each.sync.far)) for each in follower.of(do.ReportSyncState)] == [
         (1, 0),
         (0, 0),
     ]

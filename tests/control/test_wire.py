@@ -17,7 +17,7 @@ import pytest
 
 from elaswave_fx.control import wire
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
-from elaswave_fx.control.protocol.card import UNNUMBERED
+from elaswave_fx.control.protocol.member_info import UNNUMBERED
 from elaswave_fx.control.protocol.messages import (
     Activate,
     Connected,
@@ -37,10 +37,10 @@ from elaswave_fx.control.protocol.messages import (
     Prepare,
     Prepared,
     ProbeStore,
+    RankReport,
     Refused,
     Reshape,
     StoreSeen,
-    Told,
     Welcome,
 )
 from elaswave_fx.control.protocol.types import (
@@ -65,7 +65,7 @@ from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message,
 from elaswave_fx.errors import CommError, ConfigError
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 from tests.control.toy_planner import first_assignment
 from tests.waiting import WAIT_S, await_true
 
@@ -87,18 +87,18 @@ MESSAGES: list[Message] = [
     Over("2 ranks are too few"),
     ProbeStore(Rank(1), 17.25),
     StoreSeen(Term(1), Epoch(2), True, 17.25, 4000.5),
-    replace(card_of(3), versions={"torch": "2.13.0"}, data_digest="ff", memory_bytes=1 << 34),
+    replace(info_of(3), versions={"torch": "2.13.0"}, data_digest="ff", memory_bytes=1 << 34),
     Refused("it has torch 2.12.0"),
     Newcomer({"torch": "2.13.0"}),
     Welcome(
         Rank(4),
         {"build": {"units": 3, "data": {"update": [1, 2.5, None]}}},
-        (card_of(0), card_of(1)),
+        (info_of(0), info_of(1)),
         (Offer("state.safetensors", 1 << 34, "ab" * 32),),
     ),
     Fetch("state.safetensors", 1 << 33),
     FilePart("state.safetensors", 1 << 33, b"\x00\xff"),
-    Told(Rank(4), "event", {"event": "joined", "epoch": 3, "at_s": 17.5}),
+    RankReport(Rank(4), "event", {"event": "joined", "epoch": 3, "at_s": 17.5}),
     replace(BEAT, leave=Leave.OVERDUE),
     Gone(Rank(1)),
     MustStay("it is the last rank of the job"),
@@ -158,13 +158,13 @@ def heard(coordinator: CoordinatorSocket, count: int, *ranks: RankSocket) -> lis
 
 def met(coordinator: CoordinatorSocket, address: ControlAddress, *ranks: int) -> list[RankSocket]:
     """Ranks whose streams are open."""
-    sockets = [RankSocket(address, card_of(rank)) for rank in ranks]
+    sockets = [RankSocket(address, info_of(rank)) for rank in ranks]
     assert set(heard(coordinator, len(ranks), *sockets)) == {Connected(Rank(rank)) for rank in ranks}
     return sockets
 
 
 def test_messages_go_both_ways(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
-    rank = RankSocket(address, card_of(1))
+    rank = RankSocket(address, info_of(1))
     rank.connect(time.monotonic())
     rank.send(BEAT)  # before the coordinator has answered
     assert heard(coordinator, 2, rank) == [Connected(Rank(1)), BEAT]
@@ -185,7 +185,7 @@ def test_a_killed_process_is_told_of_without_a_word_of_its_own(
 ) -> None:
     pid = os.fork()
     if pid == 0:
-        rank = RankSocket(address, card_of(3))
+        rank = RankSocket(address, info_of(3))
         while True:
             turn(rank)
             time.sleep(0.001)
@@ -199,7 +199,7 @@ def test_a_killed_process_is_told_of_without_a_word_of_its_own(
 
 
 def test_a_rank_finds_the_next_coordinator(address: ControlAddress) -> None:
-    rank = RankSocket(address, card_of(0))
+    rank = RankSocket(address, info_of(0))
     turn(rank)  # there is nobody yet
     for _ in range(3):
         coordinator = CoordinatorSocket(address)
@@ -215,7 +215,7 @@ def test_a_rank_finds_the_next_coordinator(address: ControlAddress) -> None:
 def test_ranks_that_call_before_there_is_a_coordinator_are_kept_by_the_listener(address: ControlAddress) -> None:
     """As while a coordinator is started again: the launcher has the listener open all the time."""
     with listen(address.host, address.port) as listener:
-        ranks = [RankSocket(address, card_of(rank)) for rank in range(40)]
+        ranks = [RankSocket(address, info_of(rank)) for rank in range(40)]
         turn(*ranks)
         turn(*ranks)  # nobody answers, and nobody has to dial again
         for _ in range(2):
@@ -240,7 +240,7 @@ def test_an_address_may_be_of_any_kind(host: str) -> None:
 
 def test_a_host_that_is_not_to_be_found_is_named() -> None:
     with pytest.raises(CommError, match=r"host 'nowhere\.invalid' cannot be resolved"):
-        RankSocket(ControlAddress("nowhere.invalid", 1, "t" * 32), card_of(0))
+        RankSocket(ControlAddress("nowhere.invalid", 1, "t" * 32), info_of(0))
     with pytest.raises(CommError, match="cannot be resolved .it is no name of a host"):
         listen("ü" * 80, 0)
     with pytest.raises(CommError, match=r"cannot listen on \[2001:db8::1\]:0"):
@@ -278,8 +278,8 @@ def test_what_was_said_last_arrives_though_something_lies_unread(
 def test_a_rank_that_is_refused_hears_why_and_comes_no_more(
     coordinator: CoordinatorSocket, address: ControlAddress
 ) -> None:
-    coordinator.admit = lambda card: "it has torch 2.12.0" if card.number == 1 else None
-    refused, friend = RankSocket(address, card_of(1)), RankSocket(address, card_of(2))
+    coordinator.admit = lambda info: "it has torch 2.12.0" if info.number == 1 else None
+    refused, friend = RankSocket(address, info_of(1)), RankSocket(address, info_of(2))
     for rank in (refused, friend):
         rank.connect(time.monotonic())
         rank.send(beat(rank._rank))
@@ -291,12 +291,12 @@ def test_a_rank_that_is_refused_hears_why_and_comes_no_more(
     friend.close()
 
 
-@pytest.mark.parametrize("shown", [card_of(2), BEAT], ids=["another's", "none"])
+@pytest.mark.parametrize("shown", [info_of(2), BEAT], ids=["another's", "none"])
 def test_a_rank_without_a_card_of_its_own_is_cut_off(
     shown: Message, coordinator: CoordinatorSocket, address: ControlAddress
 ) -> None:
-    rank = RankSocket(address, card_of(1))
-    rank._card = encode(shown)
+    rank = RankSocket(address, info_of(1))
+    rank._info = encode(shown)
     turn(rank)
     await_true(lambda: (turn(rank), coordinator.receive(), coordinator.refused)[-1] == 1, "it is turned away")
     assert coordinator.receive() == []
@@ -361,8 +361,8 @@ def test_strangers_are_turned_away(said: bytes, coordinator: CoordinatorSocket, 
 
 
 def test_a_rank_with_another_token_is_turned_away(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
-    stranger = RankSocket(replace(address, token="guess"), card_of(0))
-    friend = RankSocket(address, card_of(1))
+    stranger = RankSocket(replace(address, token="guess"), info_of(0))
+    friend = RankSocket(address, info_of(1))
     for rank in (stranger, friend):
         rank.connect(time.monotonic())
         rank.send(BEAT)
@@ -374,7 +374,7 @@ def test_a_rank_with_another_token_is_turned_away(coordinator: CoordinatorSocket
 def test_the_token_never_travels(address: ControlAddress) -> None:
     """Somebody has the coordinator's place who does not hold the token: it gets a HELLO, and nothing after that."""
     listener = socket.create_server((address.host, address.port))
-    rank = RankSocket(address, card_of(1))
+    rank = RankSocket(address, info_of(1))
     rank.connect(time.monotonic())
     rank.send(BEAT)
     accepted, _ = listener.accept()
@@ -395,11 +395,11 @@ def test_what_was_said_once_proves_nothing_the_next_time(
         answers: list[bytes] = []
         await_true(lambda: bool(coordinator.receive() or _took(first, answers)), "a challenge")
         proof = framed(answer(address.token.encode(), hello, answers[0][4:]))
-        first.sendall(proof + framed(encode(card_of(1))))
+        first.sendall(proof + framed(encode(info_of(1))))
         assert heard(coordinator, 1) == [Connected(Rank(1))]
     assert heard(coordinator, 1) == [Disconnected(Rank(1))]
     with dialed(address) as second:
-        second.sendall(framed(hello.frame) + proof + framed(encode(card_of(1))))
+        second.sendall(framed(hello.frame) + proof + framed(encode(info_of(1))))
         await_true(lambda: is_closed(coordinator, second), "the end is closed")
 
 
@@ -488,7 +488,7 @@ def test_another_user_is_not_even_heard(coordinator: CoordinatorSocket, address:
     pid = os.fork()
     if pid == 0:
         os.setuid(65534)
-        stranger = RankSocket(address, card_of(1))
+        stranger = RankSocket(address, info_of(1))
         stranger.connect(time.monotonic())
         while stranger.connect(now_s=0.0) is None:  # so early it does not dial again
             stranger.receive()
@@ -514,7 +514,7 @@ def asked(address: ControlAddress, found: list[object]) -> threading.Thread:
 
 
 def test_a_newcomer_is_given_a_number_or_told_why_not(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
-    welcome = Welcome(Rank(4), {"run_dir": "runs/today"}, (card_of(0),))
+    welcome = Welcome(Rank(4), {"run_dir": "runs/today"}, (info_of(0),))
     for answer_of_job, told in (
         (welcome, welcome),
         (Refused("the job is full"), f"tcp://127.0.0.1:{address.port}: the job refuses this process: the job is full"),
@@ -538,11 +538,11 @@ def test_a_newcomer_without_the_token_gets_nothing(coordinator: CoordinatorSocke
 
 
 def test_a_newcomer_is_nobody_else(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
-    """Neither does a rank ask for a number, nor is a card without one taken."""
-    for number, said in ((1, Newcomer()), (UNNUMBERED, card_of(UNNUMBERED))):
-        rank = RankSocket(address, replace(card_of(1), number=Rank(number)))
-        rank._card = encode(said)
+    """Neither does a rank ask for a number, nor is an info without one taken."""
+    for number, said in ((1, Newcomer()), (UNNUMBERED, info_of(UNNUMBERED))):
+        rank = RankSocket(address, replace(info_of(1), number=Rank(number)))
+        rank._info = encode(said)
         refused = coordinator.refused
-        coordinator.admit = lambda card: "no rank of the job has that number"
+        coordinator.admit = lambda info: "no rank of the job has that number"
         await_true(lambda r=rank, n=refused: (turn(r), coordinator.receive(), coordinator.refused > n)[-1], "refused")
         rank.close()

@@ -28,13 +28,13 @@ import msgspec
 from elaswave_fx.control.agent.agent import Agent, Excluded, Progress
 from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
-from elaswave_fx.control.home import JobHome
+from elaswave_fx.control.job_folder import JobFolder
 from elaswave_fx.control.protocol import do
-from elaswave_fx.control.protocol.card import Card, Conditions
+from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo
+from elaswave_fx.control.protocol.probation import SlowRanks
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.speed_meter import Expected
 from elaswave_fx.control.protocol.training_loop import LoopState, StepFailed, perform, training
-from elaswave_fx.control.protocol.trials import SlowRanks
 from elaswave_fx.control.protocol.types import (
     SEED,
     Activation,
@@ -55,11 +55,11 @@ from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import PlanError
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel
-from elaswave_fx.plan.next.rank_news import RankNews
+from elaswave_fx.plan.next.replan_request import ReplanRequest
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control import toy_planner
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 
 WAIT_S = 60.0
 """How long anything may take on a busy machine; nothing waits for so long when it works."""
@@ -95,7 +95,7 @@ class ToyPlanning:
     def slow_ranks(self, planned: Planned) -> SlowRanks:
         return SlowRanks()
 
-    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+    def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
         owners = [box.owner for box in before.assignment.boxes]
         counts = [owners.count(rank) for rank in before.assignment.members]
         if max(counts) - min(counts) < 2 and all(len(ranks) <= 2 for ranks in held.values()):
@@ -128,10 +128,10 @@ class ToyRank:
     """One rank: its main thread does what `training_loop` says."""
 
     def __init__(
-        self, card: Card, first: Activation, address: ControlAddress, home: JobHome, folder: Path, steps: int,
-        pause_s: float,
+        self, info: MemberInfo, first: Activation, address: ControlAddress, job_folder: JobFolder, folder: Path,
+        steps: int, pause_s: float,
     ) -> None:  # fmt: skip
-        self.rank, self.folder, self.steps, self.pause_s = card.number, folder, steps, pause_s
+        self.rank, self.folder, self.steps, self.pause_s = info.number, folder, steps, pause_s
         assignment = first.assignment
         self.activation = first
         self.loop = LoopState(self.rank, first.epoch, assignment.members, assignment.boxes, first.resume)
@@ -147,7 +147,7 @@ class ToyRank:
         self.socket.bind(self._path(self.rank))
         self.socket.settimeout(0.005)
         self.agent = Agent(
-            card, first, address, home, interrupt=self._interrupt, progress=self._progress,
+            info, first, address, job_folder, interrupt=self._interrupt, progress=self._progress,
             lost=self._links_down, mend=lambda: None, say=print,
         )  # fmt: skip
         self._does: dict[type, Callable[[Any], Any]] = {
@@ -158,7 +158,7 @@ class ToyRank:
             do.TakeStep: self._take_step,
             do.ReportCommit: self._report_commit,
             do.ReadSyncState: lambda _: (frozenset(self.missing), frozenset(self.missing)),
-            do.ReportSyncState: lambda what: self.agent.copies_come(what.coming),
+            do.ReportSyncState: lambda what: self.agent.report_sync(what.sync),
             do.AbortStep: self._leave_step,
             do.Report: lambda what: self.agent.report_and_wait(what.holdings, what.suspect),
             do.VerifyReplicas: lambda _: set(),
@@ -362,7 +362,7 @@ class ToyJob:
         self.store = FileStore.create(folder, first, text_of(assignment))
         self.listener = listen("127.0.0.1", 0)
         self.address = ControlAddress("127.0.0.1", port_of(self.listener), "t" * 32)
-        self.home = JobHome(self.store.folder, folder)
+        self.job_folder = JobFolder(self.store.folder, folder)
         self.pids: dict[int, int] = {}
         self.ended: dict[int, int] = {}
         self.coordinators: list[int] = []
@@ -403,20 +403,20 @@ class ToyJob:
     def _rank(self, rank: int) -> None:
         self.listener.close()
         result = ToyRank(
-            card_of(rank), self.first, self.address, self.home, self.folder, self.steps, self.pause_s
+            info_of(rank), self.first, self.address, self.job_folder, self.folder, self.steps, self.pause_s
         ).run()
         beside = self.folder / f".result-{rank}"
         beside.write_text(json.dumps(result))
         beside.rename(self.folder / f"result-{rank}")
 
     def start_coordinator(self) -> int:
-        """Another coordinator process; the newest gets the news of exits."""
+        """Another coordinator process; the newest gets the request of exits."""
         ours, theirs = Channel.pair()
 
         def body() -> int:
             ours.close()
             spec = CoordinatorSpec(
-                address=self.address, home=self.home, planning=self.planning, conditions=Conditions()
+                address=self.address, job_folder=self.job_folder, planning=self.planning, conditions=Conditions()
             )
             return run_coordinator(spec, theirs, listener=self.listener)
 

@@ -72,7 +72,7 @@ def test_lanes_change_while_a_job_trains(alone: Finished, tmp_path: Path, capsys
     assert "holds no job that runs" in capsys.readouterr().err
 
 
-def test_a_wish_outlives_the_coordinator_and_ends_with_a_loss(alone: Finished, tmp_path: Path) -> None:
+def test_a_reshape_outlives_the_coordinator_and_ends_with_a_loss(alone: Finished, tmp_path: Path) -> None:
     with running(tmp_path, (2, 2)) as (job, hurry):
         words = [sys.executable, "-m", "elaswave_fx.reshape", str(job.folder), "parallel.dp=4", "parallel.pp=1"]
         asking = subprocess.Popen(words, cwd=Path(__file__).parents[2], env=dict(os.environ), stdout=subprocess.PIPE)
@@ -144,7 +144,7 @@ def plans_of(run: Finished) -> int:
     return 1 + max(event["epoch"] for event in run.of_kind("agreed"))
 
 
-def test_a_wish_for_which_no_box_has_room_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reshape_for_which_no_box_has_room_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running(tmp_path, (2, 2), "switch.memory=0.125") as (job, _):
         assert ask(job, "parallel.dp=4", "parallel.pp=1") == 2
         error = capsys.readouterr().err

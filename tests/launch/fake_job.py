@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.errors import ConfigError, DataError, Excluded, PeerLost, PlanError
@@ -93,8 +93,8 @@ class Trouble:
 class FakeRank(toy_job.ToyRank):
     """A toy rank that reports to the launcher, and gets into trouble."""
 
-    def __init__(self, context: WorkerContext, card: Card, trouble: Trouble, steps: int, pause_s: float) -> None:
-        super().__init__(card, context.first, context.control, context.home, context.run_dir, steps, pause_s)
+    def __init__(self, context: WorkerContext, info: MemberInfo, trouble: Trouble, steps: int, pause_s: float) -> None:
+        super().__init__(info, context.first, context.control, context.job_folder, context.run_dir, steps, pause_s)
         self.context, self.trouble = context, trouble
 
     def wants_stop(self) -> bool:
@@ -150,8 +150,8 @@ def job(
 
     def worker(context: WorkerContext) -> Mapping[str, Any]:
         trouble.at_start(context.rank)
-        card, cards = context.meet(context.port or 9000 + context.rank)
-        rank = FakeRank(context, card, trouble, steps - short, pause_s)
+        info, infos = context.meet(context.port or 9000 + context.rank)
+        rank = FakeRank(context, info, trouble, steps - short, pause_s)
 
         def others_have() -> bool:
             return len(list(run_dir.glob("detached-*"))) == ranks - 1
@@ -170,8 +170,8 @@ def job(
             raise ChannelClosed("the launcher is gone")
         if context.rank == min(result["members"]):
             context.report_eval(steps, 0.25, 100)
-        ports = [cards[rank].port for rank in sorted(cards)]
-        hosts = [cards[rank].memory_domain for rank in sorted(cards)]
+        ports = [infos[rank].port for rank in sorted(infos)]
+        hosts = [infos[rank].memory_domain for rank in sorted(infos)]
         return {"params_digest": "00ff", "ports": ports, "host_ids": hosts}
 
     return JobSpec(

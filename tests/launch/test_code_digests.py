@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import elaswave_fx
-from elaswave_fx.control.protocol.card import OWN_CODE
+from elaswave_fx.control.protocol.member_info import OWN_CODE
 from elaswave_fx.launch import code_digests
 from elaswave_fx.launch.code_digests import own_code, target_code, targets_of
 from elaswave_fx.launch.versions import versions

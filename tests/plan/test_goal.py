@@ -13,8 +13,8 @@ from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import most_memory, plan_uniform
 from elaswave_fx.plan.next.goal import WORTH, goal, successor
 from elaswave_fx.plan.next.objective import AtOnce, InBackground, OnTheWay
-from elaswave_fx.plan.next.rank_news import RankNews
 from elaswave_fx.plan.next.replan import replan
+from elaswave_fx.plan.next.replan_request import ReplanRequest
 from elaswave_fx.plan.plan import Goal, Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.replicas.ownership import UNEVEN
@@ -63,10 +63,10 @@ def change(plan: Plan, *members: int) -> Plan:
     return found
 
 
-def follow(plan: Plan, news: RankNews | None = None) -> Iterator[Plan]:
+def follow(plan: Plan, asked: ReplanRequest | None = None) -> Iterator[Plan]:
     """The plans that come next, each with all copies of the one before; with little memory, these are made in waves."""
     for _ in range(16):
-        following = successor(plan, {number: box.replica_ranks for number, box in numbered(plan.boxes)}, 1, news)
+        following = successor(plan, {number: box.replica_ranks for number, box in numbered(plan.boxes)}, 1, asked)
         if following is None:
             return
         check_plan(following)
@@ -115,7 +115,7 @@ def test_never_stays_with_what_is_possible_at_once() -> None:
 def test_a_slow_rank_has_less_work_by_the_mode_of_goals(goals: str) -> None:
     plan = replace(change(with_goals(job(4, 1, 4, 12, room=None), goals), 0, 1, 2, 3), is_asked=False)
     copies = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
-    following = successor(plan, copies, 1, RankNews({Rank(2): 0.5}))
+    following = successor(plan, copies, 1, ReplanRequest({Rank(2): 0.5}))
     if goals == "never":
         assert following is None or following.lanes == plan.lanes
     else:
@@ -209,13 +209,15 @@ def test_objectives_count_steps() -> None:
     assert InBackground(100.0, now_s=4.0, ratio=2.0).steps(2.0, 10.0) == pytest.approx(5 + 79.95 / 2)
 
 
-def slow_rank(plan: Plan, switch_bytes: int) -> tuple[Plan, RankNews]:
-    """Of so much memory for a transition; and the news that rank 0 is ten times as slow as it was."""
-    return replace(plan, topology=replace(plan.topology, switch_bytes=switch_bytes)), RankNews(speeds={Rank(0): 0.1})
+def slow_rank(plan: Plan, switch_bytes: int) -> tuple[Plan, ReplanRequest]:
+    """Of so much memory for a transition; and the request that follows when rank 0 is ten times as slow as it was."""
+    return replace(plan, topology=replace(plan.topology, switch_bytes=switch_bytes)), ReplanRequest(
+        speeds={Rank(0): 0.1}
+    )
 
 
 @pytest.mark.parametrize(
-    ("first", "news", "is_reached"),
+    ("first", "asked", "is_reached"),
     [
         (change(job(2, 2, 8, 4, room=1.0, elements=5000), *range(5)), None, False),
         (change(job(1, 3, 5, 4, room=1.08, elements=20000), *range(4)), None, False),
@@ -223,10 +225,10 @@ def slow_rank(plan: Plan, switch_bytes: int) -> tuple[Plan, RankNews]:
     ],
 )
 def test_a_goal_that_memory_is_too_short_to_reach_is_given_up_once(
-    first: Plan, news: RankNews | None, is_reached: bool
+    first: Plan, asked: ReplanRequest | None, is_reached: bool
 ) -> None:
     """Then the next best lanes are, if they are worth it."""
-    plans = [first, *follow(first, news)]
+    plans = [first, *follow(first, asked)]
     begun = [plan.goal.reason for plan in plans if plan.goal is not None]
     goals = [goal for goal, _ in groupby(begun)]
     assert len(set(goals)) == len(goals), "nothing is begun again"
@@ -241,7 +243,7 @@ def test_a_goal_that_was_given_up_is_tried_again_when_a_rank_has_another_speed()
     first = change(job(2, 2, 8, 4, room=1.0, elements=5000), *range(5))
     (*_, last) = follow(first)
     assert last.given_up
-    assert all(not plan.given_up for plan in [next(follow(last, RankNews(speeds={Rank(1): 0.6})))])
+    assert all(not plan.given_up for plan in [next(follow(last, ReplanRequest(speeds={Rank(1): 0.6})))])
 
 
 def test_copies_for_which_there_is_room_are_kept_where_not_all_have_some() -> None:

@@ -11,8 +11,8 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.next.goal import successor
 from elaswave_fx.plan.next.policies import POLICIES
-from elaswave_fx.plan.next.rank_news import RankNews
 from elaswave_fx.plan.next.replan import replan
+from elaswave_fx.plan.next.replan_request import ReplanRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.work.box import BoxId, numbered
@@ -23,8 +23,8 @@ from tests.plan.test_goal import job
 LAYOUTS = [(2, 2), (3, 2), (2, 3), (4, 1), (1, 3)]
 
 
-def told(*ranks: int, overdue: tuple[int, ...] = ()) -> RankNews:
-    return RankNews(leaving=tuple(map(Rank, ranks)), overdue=tuple(map(Rank, overdue)))
+def told(*ranks: int, overdue: tuple[int, ...] = ()) -> ReplanRequest:
+    return ReplanRequest(leaving=tuple(map(Rank, ranks)), overdue=tuple(map(Rank, overdue)))
 
 
 def copies_of(plan: Plan, only_complete: bool = False) -> dict[BoxId, tuple[Rank, ...]]:
@@ -34,16 +34,16 @@ def copies_of(plan: Plan, only_complete: bool = False) -> dict[BoxId, tuple[Rank
     }
 
 
-def follow(plan: Plan, news: RankNews) -> Iterator[Plan]:
+def follow(plan: Plan, request: ReplanRequest) -> Iterator[Plan]:
     """The plans that come next, each with all copies of the one before, until nothing follows."""
     for _ in range(16):
-        following = successor(plan, copies_of(plan), 1, news)
+        following = successor(plan, copies_of(plan), 1, request)
         if following is None:
             return
         check_plan(following)
         plan = following
         yield plan
-        news = replace(news, leaving=tuple(rank for rank in news.leaving if rank in plan.ranks))
+        request = replace(request, leaving=tuple(rank for rank in request.leaving if rank in plan.ranks))
     raise AssertionError("it does not come to an end")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.goal import successor
-from elaswave_fx.plan.next.rank_news import RankNews
 from elaswave_fx.plan.next.replan import Copies
+from elaswave_fx.plan.next.replan_request import ReplanRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
@@ -25,7 +25,7 @@ def settled(plan: Plan, speeds: dict[Rank, float]) -> tuple[Plan, str]:
     """The plan that stays, once copies have caught up, and the reasons of all on the way to it."""
     reasons: list[str] = []
     for _ in range(6):
-        following = successor(plan, everybody(plan), 1, RankNews(speeds))
+        following = successor(plan, everybody(plan), 1, ReplanRequest(speeds))
         if following is None:
             return plan, " | ".join(reasons)
         check_plan(following)
@@ -36,7 +36,7 @@ def settled(plan: Plan, speeds: dict[Rank, float]) -> tuple[Plan, str]:
 
 def test_a_slow_rank_gets_less_and_its_share_again() -> None:
     plan = plan_uniform(asking(chain(4, 64), micro_batch=1), local_topology(8), 8, 1)
-    assert successor(plan, everybody(plan), 1, RankNews()) is None
+    assert successor(plan, everybody(plan), 1, ReplanRequest()) is None
     slow, why = settled(plan, {Rank(3): 0.5})
     assert samples(slow, 3) < samples(slow, 0) and slow.topology.member(Rank(3)).speed == 0.5
     assert why.startswith("rank 3 has a speed of 0.5, not 1; ")
@@ -56,4 +56,4 @@ def test_a_rank_that_holds_everybody_up_computes_nothing() -> None:
 
 def test_a_little_slower_is_not_worth_a_plan() -> None:
     plan = plan_uniform(asking(chain(4, 16), micro_batch=1), local_topology(4), 4, 1)
-    assert successor(plan, everybody(plan), 1, RankNews({Rank(2): 0.98})) is None
+    assert successor(plan, everybody(plan), 1, ReplanRequest({Rank(2): 0.98})) is None

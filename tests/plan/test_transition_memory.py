@@ -11,8 +11,8 @@ import pytest
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.next.goal import successor, why_nothing_follows
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
 from elaswave_fx.plan.next.replan import replan
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.predict.transition_memory import (
@@ -33,7 +33,7 @@ from elaswave_fx.plan.work.cost import Bucket
 from elaswave_fx.plan.work.topology import Rank
 from tests.plan.samples import asking
 from tests.plan.test_goal import change, job
-from tests.plan.test_wishes import shape
+from tests.plan.test_reshape_requests import shape
 
 COPY, SENT = 12 + 4 * (EXPECTED_RECORDS + 1), 12 + 4 * (LATE_RECORDS + 1)
 """Bytes of an element that comes, and of one that goes, with master and two moments."""
@@ -57,17 +57,17 @@ def with_copies(plan: Plan, *targets: tuple[int, int]) -> Plan:
     return replace(plan, boxes=tuple(boxes))
 
 
-def carried_out(plan: Plan, wish: Wish | None) -> Iterator[Plan]:
-    """The plans from the wish on, each with all copies of the one before."""
-    news = RankNews(wish=wish)
+def carried_out(plan: Plan, reshape: ReshapeRequest | None) -> Iterator[Plan]:
+    """The plans from the reshape on, each with all copies of the one before."""
+    request = ReplanRequest(reshape=reshape)
     for _ in range(100):
         copies = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
-        following = successor(plan, copies, 1, news)
+        following = successor(plan, copies, 1, request)
         if following is None:
             return
         check_plan(following)
         yield following
-        plan, news = following, RankNews()
+        plan, request = following, ReplanRequest()
     raise AssertionError("plans follow each other for ever")
 
 
@@ -106,7 +106,7 @@ def test_of_buffers_a_record_has_all_granules() -> None:
 
 
 def test_parameters_of_new_readers_are_counted_for_the_stop() -> None:
-    plans = [square(), *carried_out(square(), Wish(4, 1))]
+    plans = [square(), *carried_out(square(), ReshapeRequest(4, 1))]
     for before, after in pairwise(plans):
         found = {rank: needs.parameters for rank, needs in transition_memory(after, before).items()}
         gained = {
@@ -117,7 +117,7 @@ def test_parameters_of_new_readers_are_counted_for_the_stop() -> None:
 
 
 def test_memory_is_made_ahead_for_units_that_come_if_a_rank_has_it_beside_what_it_has() -> None:
-    changes = pairwise([square(), *carried_out(square(), Wish(4, 1))])
+    changes = pairwise([square(), *carried_out(square(), ReshapeRequest(4, 1))])
     before, plan = next(change for change in changes if Transition.of(*change).gained)
     rank, units = next(iter(Transition.of(before, plan).gained.items()))
     found = made_ahead(before, plan, rank)
@@ -162,11 +162,11 @@ def test_what_has_no_room_is_named_with_the_bytes_that_it_lacks() -> None:
 
 @pytest.mark.parametrize("after", [(4, 1), (1, 4)])
 def test_a_change_keeps_to_the_bound_in_waves_and_ends_as_without_one(after: tuple[int, int]) -> None:
-    free = list(carried_out(square(), Wish(*after)))
+    free = list(carried_out(square(), ReshapeRequest(*after)))
     most = max(needs.behind for plan in free for needs in transition_memory(plan).values())
     bound = most // 3
     start = bounded(square(), bound)
-    plans = list(carried_out(start, Wish(*after)))
+    plans = list(carried_out(start, ReshapeRequest(*after)))
     waves = [plan for plan in plans if plan.goal is not None]
     assert len(waves) >= 3 and all(shape(plan) == (2, 2) for plan in waves)
     assert any("are made now, for which there is room" in plan.reason for plan in waves)
@@ -180,7 +180,7 @@ def test_waves_free_what_was_there_before() -> None:
     """A copy that the goal needs takes the place of another, so that later waves have the room of earlier ones."""
     plan = square()
     bound = max(COPY, SENT) * len(plan.boxes[0].span) * 4
-    plans = [plan for plan in carried_out(bounded(plan, bound), Wish(4, 1)) if plan.goal is not None]
+    plans = [plan for plan in carried_out(bounded(plan, bound), ReshapeRequest(4, 1)) if plan.goal is not None]
     assert len(plans) >= 3
     for before, after in pairwise(plans):
         here = [number for number, box in numbered(before.boxes) if box.catching_up]
@@ -198,7 +198,7 @@ def test_waves_free_what_was_there_before() -> None:
 def test_lost_copies_are_made_in_waves(lost: int) -> None:
     bound = COPY * len(square().boxes[0].span) * 3
     first = change(bounded(square(), bound), *(rank for rank in range(4) if rank != lost))
-    plans = [first, *carried_out(first, Wish())]
+    plans = [first, *carried_out(first, ReshapeRequest())]
     assert sum(any(box.catching_up for box in plan.boxes) for plan in plans) >= 2
     assert all(needs.behind <= bound for plan in plans for needs in transition_memory(plan).values())
     assert all(len(box.replica_ranks) == 2 for box in plans[-1].boxes)
@@ -208,7 +208,7 @@ def test_lost_copies_are_made_in_waves(lost: int) -> None:
 def test_a_loss_between_waves_is_answered_within_the_bound(lost: int) -> None:
     plan = square()
     bound = COPY * len(plan.boxes[0].span) * 6
-    for wave in [each for each in carried_out(bounded(plan, bound), Wish(4, 1)) if each.goal is not None]:
+    for wave in [each for each in carried_out(bounded(plan, bound), ReshapeRequest(4, 1)) if each.goal is not None]:
         left = tuple(rank for rank in wave.ranks if rank != lost)
         here = {number: tuple(sorted(box.local_materializers & set(left))) for number, box in numbered(wave.boxes)}
         first = replan(wave, left, here, 1)
@@ -221,27 +221,27 @@ def test_a_loss_between_waves_is_answered_within_the_bound(lost: int) -> None:
 def test_the_memory_of_ranks_bounds_what_is_on_its_way() -> None:
     tight = job(4, 4, 32, 16, 1.2)
     first = change(tight, *(rank for rank in range(16) if rank != 5))
-    for plan in (first, *carried_out(first, Wish())):
+    for plan in (first, *carried_out(first, ReshapeRequest())):
         room = room_for_copies(plan.topology, needed_without_copies(plan))
         needs = transition_memory(plan)
         assert all(needs[rank].behind <= room[rank] for rank in plan.ranks)
 
 
-def test_a_wish_for_which_one_box_has_no_room_is_refused_with_the_bytes_that_it_lacks() -> None:
+def test_a_reshape_for_which_one_box_has_no_room_is_refused_with_the_bytes_that_it_lacks() -> None:
     plan = square()
     size = max(len(box.span) for box in plan.boxes)
-    wish, enough = Wish(4, 1), max(COPY, SENT) * size
-    assert list(carried_out(bounded(plan, enough), wish))
+    reshape, enough = ReshapeRequest(4, 1), max(COPY, SENT) * size
+    assert list(carried_out(bounded(plan, enough), reshape))
     tight = bounded(plan, enough - 100)
-    assert list(carried_out(tight, wish)) == []
-    why = why_nothing_follows(tight, wish, 1)
+    assert list(carried_out(tight, reshape)) == []
+    why = why_nothing_follows(tight, reshape, 1)
     assert why.startswith("parallel.dp=4 parallel.pp=1: a copy of box ") and why.endswith(": 100 bytes short")
     at_once = replace(tight, workload=asking(tight.workload, goals="blocking"))
-    assert shape(next(carried_out(at_once, wish))) == (1, 1, 1, 1), "no copies are made where goals are blocking"
+    assert shape(next(carried_out(at_once, reshape))) == (1, 1, 1, 1), "no copies are made where goals are blocking"
 
 
 def test_the_checker_counts_by_itself() -> None:
-    first = next(plan for plan in carried_out(square(), Wish(4, 1)) if plan.goal is not None)
+    first = next(plan for plan in carried_out(square(), ReshapeRequest(4, 1)) if plan.goal is not None)
     needs = {rank: need.behind for rank, need in transition_memory(first).items()}
     rank = max(needs, key=lambda rank: needs[rank])
     check_plan(bounded(first, needs[rank]))

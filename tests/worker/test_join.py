@@ -14,12 +14,12 @@ from elaswave_fx.build.builder import build
 from elaswave_fx.checkpoint.folder import mark
 from elaswave_fx.config.types import Config
 from elaswave_fx.control.coordinator.file_server import SharedFile
-from elaswave_fx.control.protocol.card import Conditions
+from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_newcomers, reaches_run_dir
-from elaswave_fx.launch.place import here
+from elaswave_fx.launch.location import here
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.planner import plan_lanes, uniform
 from elaswave_fx.plan.work.options import PlanOptions

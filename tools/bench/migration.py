@@ -5,7 +5,7 @@ Ranks are emulated, so that their messages have the two cores for themselves; bo
 The job is given other lanes by the command for it, once with `planner.goals=background`, where copies travel behind
 the steps, and once with `blocking`, where parameters travel while everybody waits.
 
-What counts is the exposed stall: by how much the time from the wish to the last stop is longer than that of as many
+What counts is the exposed stall: by how much the time from the reshape to the last stop is longer than that of as many
 normal steps, each by the lanes that it had.
 """
 
@@ -110,7 +110,7 @@ def _cases(is_tiny: bool) -> tuple[Case, ...]:
 
 @dataclass(frozen=True)
 class Migrated:
-    """A change that was watched. `steps`: from the one before the wish on; `before_s`, `after_s`: normal steps with
+    """A change that was watched. `steps`: from the one before the reshape on; `before_s`, `after_s`: normal steps with
     the lanes before and after, which came with `epoch`; `load`: how much of a cable the fullest one carried before;
     `moved_mb`: parameters in stops, and states behind steps."""
 
@@ -189,7 +189,7 @@ def _on_its_host(
 
 
 def _watch(case: Case, watched: _Watched, machines: Sequence[Host]) -> Migrated:
-    """From the wish until all is quiet again."""
+    """From the reshape until all is quiet again."""
     steps = watched.steps
     load = _load(case, watched, machines)
     before_s = _normal_s(steps[-QUIET:])
@@ -257,8 +257,8 @@ def _normal_s(steps: Sequence[Step]) -> float:
 
 
 def _asking(job: OwnJob, host: Host, layout: tuple[int, int]) -> subprocess.Popen[str]:
-    wish = (f"parallel.dp={layout[0]}", f"parallel.pp={layout[1]}")
-    words = [sys.executable, "-m", "elaswave_fx.reshape", str(job.folder), *wish, f"--timeout={TEST_TIMEOUT_S}"]
+    reshape = (f"parallel.dp={layout[0]}", f"parallel.pp={layout[1]}")
+    words = [sys.executable, "-m", "elaswave_fx.reshape", str(job.folder), *reshape, f"--timeout={TEST_TIMEOUT_S}"]
     # A command takes a second of a core to start, which it would not take from the ranks of another machine.
     words = ["nice", "-n", "19", *words]
     return host.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)

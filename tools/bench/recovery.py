@@ -193,8 +193,8 @@ def _conditions(bench: Bench, runs: Own, peers: dict[Settings, list[Loss | None]
         f"a normal step takes {steps[0]:.1f} ms (ours), {steps[1]:.1f} ms (TorchFT); medians, each taken off its own",
         f"signals came from {min(spread[0]):.2f} to {max(spread[0]):.2f} of a step after a commit (ours), "
         f"{min(spread[1]):.2f} to {max(spread[1]):.2f} (TorchFT)",
-        "Told: our launcher, the parent of all ranks, says that its child has ended; untold (launch.exit_words=false):",
-        "nobody does. TorchFT has no such word.",
+        "notified: our launcher, the parent of all ranks, reports that its child has ended; untold",
+        "(launch.exit_words=false): nobody does. TorchFT has no such report.",
         "A commit of TorchFT's survivors counts even if it left out living ranks, too.",
     )
 

@@ -18,8 +18,8 @@ from itertools import groupby, pairwise
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.goal import successor
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
 from elaswave_fx.plan.next.replan import Copies, replan
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.replicas.deal_boxes import choose_holders
@@ -111,7 +111,7 @@ def changes(plan: Plan, rng: random.Random) -> Iterator[Moved]:
 
 
 def changed(plan: Plan, kind: str, first: float, second: float) -> Iterator[Plan]:
-    """The plan after a loss, a join or a wish, as two numbers in [0, 1) say; none where that cannot be."""
+    """The plan after a loss, a join or a reshape, as two numbers in [0, 1) say; none where that cannot be."""
     ranks = plan.ranks
     if kind == "loss" and len(ranks) > FEWEST_RANKS:
         lost = ranks[int(first * len(ranks))]
@@ -122,7 +122,7 @@ def changed(plan: Plan, kind: str, first: float, second: float) -> Iterator[Plan
     elif kind == "lanes":
         pp = 1 + int(first * min(4, len(ranks)))
         dp = 1 + int(second * (len(ranks) // pp))
-        following = successor(plan, _copies(plan), 1, RankNews(wish=Wish(dp, pp)))
+        following = successor(plan, _copies(plan), 1, ReplanRequest(reshape=ReshapeRequest(dp, pp)))
         if following is not None:
             yield following
 

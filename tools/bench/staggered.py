@@ -16,7 +16,7 @@ from elaswave_fx.plan.order.schedule import (
     Action,
     LaneKind,
     LinkOf,
-    Place,
+    Location,
     Schedule,
     Task,
     Work,
@@ -48,8 +48,8 @@ def _schedules(plan: Plan) -> Iterator[Schedule]:
     if plan.workload.options.schedule == "1f1b":
         return
     times, kept = LaneTimes(plan.workload, plan.topology), kept_elements(plan.boxes)
-    first: dict[Place, tuple[Action, ...]] = {}
-    rooms: dict[Place, Room] = {}
+    first: dict[Location, tuple[Action, ...]] = {}
+    rooms: dict[Location, Room] = {}
     for lane in plan.lanes:
         whole = times.whole_of(LaneKind.of(lane, plan.topology))
         first |= zip(map(int, lane.ranks), whole.orders, strict=True)
@@ -97,9 +97,9 @@ def _in_a_row(plan: Plan, work: Work, schedule: Schedule, count: int) -> tuple[W
     return Work(tuple(tasks), needs, seconds), orders
 
 
-def _readers(plan: Plan, schedule: Schedule) -> Mapping[Place, set[Place]]:
+def _readers(plan: Plan, schedule: Schedule) -> Mapping[Location, set[Location]]:
     """Who computes with a parameter that a place computes with, itself included."""
-    found: dict[Place, set[Place]] = {place: {place} for place in schedule}
+    found: dict[Location, set[Location]] = {place: {place} for place in schedule}
     for ranks in plan.groups.values():
         for rank in ranks:
             found[rank].update(ranks)
@@ -107,7 +107,7 @@ def _readers(plan: Plan, schedule: Schedule) -> Mapping[Place, set[Place]]:
 
 
 def _link_of(plan: Plan) -> LinkOf:
-    def link(a: Place, b: Place) -> Link:
+    def link(a: Location, b: Location) -> Link:
         return plan.topology.link(Rank(a), Rank(b))
 
     return link

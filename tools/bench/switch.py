@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from elaswave_fx.control.agent.ask_to_reshape import ask_to_reshape
 from elaswave_fx.control.coordinator.job_file import JobFile
-from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.plan import Plan
 from tools.bench.own_job import FOREVER, OwnJob, Variant
 from tools.bench.planned_stops import Step, next_step, normal_s, stops
@@ -36,7 +36,7 @@ STEP_S = 0.25
 """Of emulated ranks."""
 
 BEFORE, QUIET, MOST = 8, 12, 400
-"""Steps before the first wish; so many with the wanted lanes say that no stop follows; so many may pass until then."""
+"""Steps before the first reshape; steps with its lanes after which no stop follows; steps that may pass until then."""
 
 ANSWER_S = 60.0
 PAUSE, RESTARTS = 0.5, 100.0
@@ -60,7 +60,7 @@ class Case:
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """Four ranks, which compute, and sixteen emulated ones."""
     entries: list[Entry] = []
-    notes = ["", "a wish: from the question to the step that has the lanes; training goes on meanwhile"]
+    notes = ["", "a reshape: from the request to the step that has the lanes; training goes on meanwhile"]
     for case in _cases(options.tiny):
         progress(f"{case.name}: {len(case.layouts)} layouts")
         switches = list(_switches(case))
@@ -83,7 +83,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
             ),
         ]  # fmt: skip
         for each in switches:
-            words = f"a wish {each.whole_s:.2f} s, a step then {1e3 * each.step_s:.0f} ms"
+            words = f"a reshape {each.whole_s:.2f} s, a step then {1e3 * each.step_s:.0f} ms"
             notes.append(f"{case.name}, {each.name}: {words}")
     return Outcome(entries, notes)
 
@@ -99,7 +99,7 @@ def _cases(is_tiny: bool) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Switch:
-    """A wish that was carried out. `pause_s`: of the stop at which its lanes were taken; `whole_s`: from the question
+    """A reshape that was carried out. `pause_s`: of the stop at which its lanes were taken; `whole_s`: from the request
     to the first step with them; `step_s`: a normal one of these."""
 
     name: str
@@ -117,7 +117,7 @@ def _switches(case: Case) -> Iterator[Switch]:
         for before, after in pairwise((*(case.layouts * ROUNDS), case.layouts[0])):
             asked_s = time.monotonic()
             with ThreadPoolExecutor(1) as asking:  # ranks report to us meanwhile, and wait when nobody listens
-                answer = asking.submit(ask_to_reshape, address, Wish(*after), ANSWER_S)
+                answer = asking.submit(ask_to_reshape, address, ReshapeRequest(*after), ANSWER_S)
                 steps, epoch = _until_reached(job, after, answer)
             taken = next(step for step in steps if step.epoch == epoch)
             name = f"{before[0]}x{before[1]} to {after[0]}x{after[1]}"

@@ -18,7 +18,7 @@ from elaswave_fx.control.protocol.messages import Connected, Disconnected, Leave
 from elaswave_fx.control.protocol.register import Register, StoreReply, Swap
 from elaswave_fx.plan.work.topology import Rank
 from tools.sim.bugs import Rules
-from tools.sim.job import PLANNER, card_of
+from tools.sim.job import PLANNER, info_of
 
 
 def all_but_leavers(register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
@@ -44,11 +44,11 @@ class CoordinatorProcess:
         """One event; the process should have looked at the clock at `due_s`."""
         self.driver.turn(now_s, due_s)
         if isinstance(event, ReshapeWanted):
-            self.driver.wish(event)
+            self.driver.reshape(event)
             return ()
         if isinstance(event, Connected):
             self._lifelines.add(event.rank)
-            self.driver.cards[event.rank] = card_of(event.rank)
+            self.driver.infos[event.rank] = info_of(event.rank)
         elif isinstance(event, Disconnected):
             if event.rank not in self._lifelines:
                 return ()  # it was open to the coordinator before this one

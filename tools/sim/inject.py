@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from elaswave_fx.control.protocol.messages import ReshapeWanted
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Copy
-from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Rank
 from tools.sim.checker import WORD
@@ -81,8 +81,14 @@ class Injector:
             if isinstance(process.body, RankProcess):
                 process.body.slow_down(speed=1 / (2 + fault.keep), steps=int(fault.lasts_s))
         elif fault.kind == RESHAPE:
-            wish = Wish() if fault.dies and fault.keep == 0 else Wish(1 + fault.keep % 3, 1 + fault.rank % 2)
-            self.world.push(self.world.now, self.world.coordinator, ReshapeWanted(len(self.world.struck), wish), STORE)
+            reshape = (
+                ReshapeRequest()
+                if fault.dies and fault.keep == 0
+                else ReshapeRequest(1 + fault.keep % 3, 1 + fault.rank % 2)
+            )
+            self.world.push(
+                self.world.now, self.world.coordinator, ReshapeWanted(len(self.world.struck), reshape), STORE
+            )
         elif fault.kind == "leave":
             for rank in sorted({fault.rank, *(fault.side if fault.dies else ())}):
                 self.world.tell_to_leave(rank, fault.lasts_s)

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import cache
 
 from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned, Planner
-from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.member_info import MemberInfo
+from elaswave_fx.control.protocol.probation import SlowRanks
 from elaswave_fx.control.protocol.speed_meter import Expected
-from elaswave_fx.control.protocol.trials import SlowRanks
 from elaswave_fx.plan.make.planner import plan_lanes
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Link, Rank, emulated_host, local_topology
@@ -40,9 +40,9 @@ def host_of(rank: Rank) -> int:
     return rank // RANKS_PER_HOST
 
 
-def card_of(rank: Rank) -> Card:
-    """A rank's card; all hosts are those of one machine."""
-    return Card(rank, "", emulated_host(rank, RANKS_PER_HOST), "", 0)
+def info_of(rank: Rank) -> MemberInfo:
+    """A rank's info; all hosts are those of one machine."""
+    return MemberInfo(rank, "", emulated_host(rank, RANKS_PER_HOST), "", 0)
 
 
 def workload(units: int) -> Workload:
@@ -102,19 +102,19 @@ class MemoPlanner:
         """As `Planning.slow_ranks`."""
         return self._planner.slow_ranks(planned)
 
-    def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
+    def why_not(self, before: Planned, reshape: ReshapeRequest, was_tried: bool) -> str | None:
         """As `Planning.why_not`."""
-        return self._planner.why_not(before, wish, was_tried)
+        return self._planner.why_not(before, reshape, was_tried)
 
-    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+    def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
         """As `Planning.successor`."""
-        speeds = tuple(sorted(news.speeds.items())), tuple(sorted(news.trials.items()))
+        speeds = tuple(sorted(request.speeds.items())), tuple(sorted(request.probation.items()))
         about = (before.assignment.plan_hash, tuple(sorted(held.items())))
-        key = (*about, news.leaving, news.overdue, news.wish, speeds)
+        key = (*about, request.leaving, request.overdue, request.reshape, speeds)
         if key not in self._next:
             if len(self._next) >= MOST_PLANS:
                 self._next.clear()
-            self._next[key] = self._planner.successor(before, held, news)
+            self._next[key] = self._planner.successor(before, held, request)
         return self._next[key]
 
 

@@ -378,7 +378,7 @@ class RankProcess:
         return _boxes(self.engine.machine.catching_up), _boxes(self.engine.machine.far_behind)
 
     def _report_sync_state(self, what: do.ReportSyncState) -> None:
-        self._say(what.coming, wakes=True)
+        self._say(what.sync, wakes=True)
 
     def _report_mismatch(self, what: do.ReportMismatch) -> None:
         self.world.hear(self.rank, COPY_DIFFERS, what)

@@ -28,22 +28,21 @@ from typing import Any
 from elaswave_fx.control.agent.cut_socket import CutSocket
 from elaswave_fx.control.agent.start_coordinator import start_coordinator
 from elaswave_fx.control.agent.warm_up import warm_up
-from elaswave_fx.control.home import JobHome
+from elaswave_fx.control.job_folder import JobFolder
 from elaswave_fx.control.protocol import rank as protocol
-from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.clock import job_time
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.failure_detector import HEARTBEAT_S, STALLED_FLOOR_S, STALLED_OVER_STEP
+from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
     MustStay,
     Over,
     Prepare,
+    RankReport,
     Refused,
     Send,
     StoreSeen,
-    Told,
 )
 from elaswave_fx.control.protocol.rank import FLUSH_S
 from elaswave_fx.control.protocol.rank_state import (
@@ -68,6 +67,7 @@ from elaswave_fx.control.protocol.rank_state import (
     RankState,
     StepLeft,
 )
+from elaswave_fx.control.protocol.replica_sync import ReplicaSync
 from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, Certificate, Version
 from elaswave_fx.control.wire import ControlAddress, RankSocket
 from elaswave_fx.plan.work.topology import Rank
@@ -89,27 +89,27 @@ LINKS_S = 0.005
 """Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
 It doubles with every look that shows nothing new, for many ranks may share the cores that the agreement needs."""
 
-_Said = Committed | StepLeft | ComingCopies | Closing | Told
+_Said = Committed | StepLeft | ReplicaSync | Closing | RankReport
 
 
 class Agent:
     """Methods are for the main thread; `interrupt` and `progress` are called from the agent's thread.
 
-    `card`: of this rank, which it shows to every coordinator. `first`: the epoch that the job begins with; None: the
-    rank asks to become a member. `home`: of the job, if it is on this machine: the rank starts a coordinator there when
-    it is alone. `interrupt(reason)` must make a running step fail soon, here and at the other members, and later ones
-    at once until a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those
+    `info`: of this rank, which it shows to every coordinator. `first`: the epoch that the job begins with; None: the
+    rank asks to become a member. `job_folder`: where the job is on this machine: the rank starts a coordinator there
+    when it is alone. `interrupt(reason)` must make a running step fail soon, here and at the other members, and later
+    ones at once until a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those
     links again. `is_cut()`: whether the rank is cut off from everybody now, for ranks to which that may be done.
-    `foresee(plan, version)` is given the text of the plan for which a stop after `version` steps is planned, and
+    `prepare_next(plan, version)` is given the text of the plan for which a stop after `version` steps is planned, and
     returns at once. `say(text)`: the last words of a process that ends itself.
     """
 
     def __init__(
         self,
-        card: Card,
+        info: MemberInfo,
         first: Activation | None,
         address: ControlAddress,
-        home: JobHome | None,
+        job_folder: JobFolder | None,
         *,
         interrupt: Callable[[str], None],
         progress: Callable[[], Progress],
@@ -117,10 +117,10 @@ class Agent:
         mend: Callable[[], None],
         is_cut: Callable[[], bool] | None = None,
         say: Callable[[str], None],
-        foresee: Callable[[str, Version], None] = lambda plan, version: None,
+        prepare_next: Callable[[str, Version], None] = lambda plan, version: None,
     ) -> None:
-        self._card, self._address, self._home = card, address, home
-        self._interrupt, self._progress, self._foresee, self._say = interrupt, progress, foresee, say
+        self._info, self._address, self._job_folder = info, address, job_folder
+        self._interrupt, self._progress, self._prepare_next, self._say = interrupt, progress, prepare_next, say
         self._lost, self._mend, self._is_cut, self._first = lost, mend, is_cut, first
         self._state = self._first_state(0.0)
         self._version = self._state.committed.version  # as the main thread knows it
@@ -144,9 +144,9 @@ class Agent:
         """Once, after the fork: sockets and the thread are made here. Raises `CommError` for an address of the
         coordinator that cannot be resolved."""
         socket = (
-            RankSocket(self._address, self._card)
+            RankSocket(self._address, self._info)
             if self._is_cut is None
-            else CutSocket(self._address, self._card, self._is_cut)
+            else CutSocket(self._address, self._info, self._is_cut)
         )
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._state = self._first_state(time.monotonic())
@@ -154,7 +154,7 @@ class Agent:
         self._thread.start()
 
     def _first_state(self, now_s: float) -> RankState:
-        number = self._card.number
+        number = self._info.number
         if self._first is None:
             return protocol.joiner(number, LIMITS, now_s)
         return protocol.member(number, LIMITS, self._first, now_s)
@@ -215,9 +215,9 @@ class Agent:
         self._version = certificate.stamp.version
         self._said.append(Committed(certificate, time.monotonic(), leaves=self.stop_requested))
 
-    def copies_come(self, coming: ComingCopies) -> None:
+    def report_sync(self, sync: ReplicaSync) -> None:
         """What is still to come of copies has changed."""
-        self._say_to_thread(coming)
+        self._say_to_thread(sync)
 
     def hand_back(self, begins: bool = True) -> None:
         """The main thread hands the model back from now on, or does not any more: there are no steps between which a
@@ -231,7 +231,7 @@ class Agent:
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
         """Have the coordinator pass a message on to the launcher; lost while there is none."""
-        self._say_to_thread(Told(self._card.number, kind, fields))
+        self._say_to_thread(RankReport(self._info.number, kind, fields))
 
     def wait(self) -> Decision:
         """Until it is said what comes next; as long as that takes."""
@@ -291,7 +291,7 @@ class Agent:
             for message in socket.receive():
                 if isinstance(message, Prepare):
                     if message.plan and message.stop_after is not None:
-                        self._foresee(message.plan, message.stop_after)
+                        self._prepare_next(message.plan, message.stop_after)
                     self._feed(socket, self._links_down())
                 if isinstance(message, Ack | Prepare | Activate | MustStay | Over | StoreSeen | Refused):
                     self._feed(socket, message)
@@ -321,20 +321,20 @@ class Agent:
     def _orphaned(self, has_coordinator: bool) -> bool:
         """Whether nobody is left who would end this process if it hangs. One that no launcher has started goes by the
         coordinator."""
-        if self._home is None:
+        if self._job_folder is None:
             return not has_coordinator
-        return bool(self._home.launcher) and os.getppid() != self._home.launcher
+        return bool(self._job_folder.launcher) and os.getppid() != self._job_folder.launcher
 
     def _look_for_coordinator(self, alone: bool, now_s: float) -> None:
         """Without a launcher nobody else starts one, and without one nobody can go on after the next loss."""
-        if not alone or self._home is None:
+        if not alone or self._job_folder is None:
             self._starts_s = None
         elif self._starts_s is None:
             place = self._state.members.index(self._state.rank) if self._state.rank in self._state.members else 0
             self._starts_s = now_s + ALONE_S + place * ALONE_MORE_S
         elif now_s >= self._starts_s:
             self._starts_s = now_s + ALONE_S + len(self._state.members) * ALONE_MORE_S
-            start_coordinator(self._home)
+            start_coordinator(self._job_folder)
 
     def _links_down(self) -> LinksDown:
         return LinksDown(frozenset(map(Rank, self._lost())).intersection(self._state.members))
@@ -342,7 +342,7 @@ class Agent:
     def _hear_main_thread(self, socket: RankSocket) -> None:
         while self._said:
             said = self._said.popleft()
-            if isinstance(said, Told):
+            if isinstance(said, RankReport):
                 socket.send(said)
                 continue
             if isinstance(said, StepLeft):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from elaswave_fx.control import stream, tcp
-from elaswave_fx.control.protocol.card import UNNUMBERED
+from elaswave_fx.control.protocol.member_info import UNNUMBERED
 from elaswave_fx.control.protocol.messages import Newcomer, Refused, Welcome
 from elaswave_fx.control.stream import Hello, Stream
 from elaswave_fx.control.wire import ControlAddress, Message, Question, decode, encode

@@ -9,15 +9,15 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 
-from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.wire import RECONNECT_S_MAX, ControlAddress, Message, RankSocket
 
 
 class CutSocket(RankSocket):
     """One thread uses it."""
 
-    def __init__(self, address: ControlAddress, card: Card, is_cut: Callable[[], bool]) -> None:
-        super().__init__(address, card)
+    def __init__(self, address: ControlAddress, info: MemberInfo, is_cut: Callable[[], bool]) -> None:
+        super().__init__(address, info)
         self._is_cut = is_cut
 
     def watch(self, poll: select.poll) -> None:

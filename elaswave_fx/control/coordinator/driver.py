@@ -26,10 +26,10 @@ from elaswave_fx.control.coordinator.plan_cache import (
     at_once,
 )
 from elaswave_fx.control.protocol import coordinator as membership
-from elaswave_fx.control.protocol.card import Card, member_of
 from elaswave_fx.control.protocol.coordinator_state import Following
 from elaswave_fx.control.protocol.decide import Decide, decide
 from elaswave_fx.control.protocol.failure_detector import HeartbeatStats
+from elaswave_fx.control.protocol.member_info import MemberInfo, member_of
 from elaswave_fx.control.protocol.messages import (
     Activate,
     Exited,
@@ -43,13 +43,13 @@ from elaswave_fx.control.protocol.messages import (
     Send,
     Tick,
 )
+from elaswave_fx.control.protocol.probation import Probation
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.speed_meter import SpeedMeter, steadied
-from elaswave_fx.control.protocol.trials import Trials
 from elaswave_fx.control.protocol.types import STOPPED, Assignment, BoxId, Certificate, Version
 from elaswave_fx.control.store.ledger import busy_seconds
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
@@ -88,7 +88,7 @@ class CoordinatorDriver:
         self._plans: dict[int, Planned] = {}
         self._heartbeats = HeartbeatStats()
         self._thought_of: tuple[int, frozenset[Rank]] | None = None  # plan and copies for which all losses are planned
-        self._foreseen: Planned | None = None  # what the next planned stop is for
+        self._next_planned: Planned | None = None  # what the next planned stop is for
         self._with_text: tuple[Activate | Prepare, Activate | Prepare] | None = None  # the last one, as decided
         self._turn_s = self._now_s = now_s
         self._steady_s = 0.0
@@ -96,11 +96,11 @@ class CoordinatorDriver:
         self._meter: tuple[int, Version, SpeedMeter] | None = None  # of the plan with that hash; what it has heard of
         self._all_copies: tuple[int, Held] | None = None  # of the plan with that hash, when nobody is behind any more
         self._speeds: Speeds = {}  # of ranks that the plan takes for slower, or faster
-        self._trials = Trials()  # of ranks that have no work for their speeds
-        self._wish: tuple[int, Wish] | None = None  # what a user wants, and who is to be answered
+        self._probation = Probation()  # of ranks that have no work for their speeds
+        self._reshape: tuple[int, ReshapeRequest] | None = None  # what a user wants, and who is to be answered
         self.answers: deque[tuple[int, Granted | Refused]] = deque()  # to who has no number, by connection
-        self._news = RankNews()  # what the next plan was asked for with
-        self.cards: dict[Rank, Card] = {}  # of ranks that have shown theirs; the caller puts them here
+        self._request = ReplanRequest()  # what the next plan was asked for with
+        self.infos: dict[Rank, MemberInfo] = {}  # of ranks that have shown theirs; the caller puts them here
         self.plan_ms = 0.0
         self.state, self.first_actions = membership.start(
             self._heartbeats.timeouts(False, now_s), self._replan, now_s, decide, self._find_following,
@@ -163,17 +163,17 @@ class CoordinatorDriver:
         self.state, actions = membership.end(self.state, reason)
         return actions
 
-    def wish(self, wanted: ReshapeWanted) -> None:
+    def reshape(self, wanted: ReshapeWanted) -> None:
         """A user wants other lanes. There is an answer when a plan for it is in force, or there can be none."""
-        self._refuse_wish("another one has come")
-        self._wish = (wanted.connection, wanted.wish)
+        self._refuse_reshape("another one has come")
+        self._reshape = (wanted.connection, wanted.reshape)
         if self.state.phase == membership.OVER:
-            self._refuse_wish(f"the job is over: {self.state.over}")
+            self._refuse_reshape(f"the job is over: {self.state.over}")
 
-    def _refuse_wish(self, reason: str | None) -> None:
-        if self._wish is not None and reason is not None:
-            self.answers.append((self._wish[0], Refused(reason)))
-            self._wish = None
+    def _refuse_reshape(self, reason: str | None) -> None:
+        if self._reshape is not None and reason is not None:
+            self.answers.append((self._reshape[0], Refused(reason)))
+            self._reshape = None
 
     def _started(self) -> bool:
         register = self.state.register
@@ -185,11 +185,11 @@ class CoordinatorDriver:
         if old is None or new is None or old.epoch == new.epoch:
             return
         self._plans = {key: plan for key, plan in self._plans.items() if key == new.key.plan_hash}
-        self._foreseen = None
+        self._next_planned = None
         planned = self._plans.get(new.key.plan_hash)
-        if self._wish is not None and planned is not None and planned.wish == self._wish[1]:
-            self.answers.append((self._wish[0], Granted(planned.reason)))
-            self._wish = None
+        if self._reshape is not None and planned is not None and planned.reshape == self._reshape[1]:
+            self.answers.append((self._reshape[0], Granted(planned.reason)))
+            self._reshape = None
         for rank in set(old.members) - set(new.members):
             self._heartbeats.forget(rank)
 
@@ -227,14 +227,14 @@ class CoordinatorDriver:
     def _texts_added(self, message: Activate | Prepare) -> Activate | Prepare:
         if isinstance(message, Activate):
             members, plan_hash = message.activation.assignment.members, message.activation.assignment.plan_hash
-            return replace(message, plan=self.plan(plan_hash).text, cards=self.cards_of(members))
-        if message.stop_after is None or self._foreseen is None:
+            return replace(message, plan=self.plan(plan_hash).text, infos=self.cards_of(members))
+        if message.stop_after is None or self._next_planned is None:
             return message
-        return replace(message, plan=self._foreseen.text)
+        return replace(message, plan=self._next_planned.text)
 
-    def cards_of(self, ranks: Sequence[Rank]) -> tuple[Card, ...]:
-        """The cards of those of the ranks that have shown them to this coordinator."""
-        return tuple(self.cards[rank] for rank in ranks if rank in self.cards)
+    def cards_of(self, ranks: Sequence[Rank]) -> tuple[MemberInfo, ...]:
+        """The infos of those of the ranks that have shown them to this coordinator."""
+        return tuple(self.infos[rank] for rank in ranks if rank in self.infos)
 
     def why_no_newcomer(self, now_s: float) -> str | None:
         """Why the job takes nobody in, in words; None if it does."""
@@ -268,12 +268,12 @@ class CoordinatorDriver:
         before, members = self.plan(register.key.plan_hash), tuple(sorted((*register.members, *joining)))
         held, newcomers = self._held(register, self._complete()), self._newcomers(before, members)
         planned = self._plan_cache.ahead(before, members, held, newcomers)
-        self._foreseen = planned
+        self._next_planned = planned
         return planned is not None and not planned.ends_job
 
     def _newcomers(self, before: Planned, members: tuple[Rank, ...]) -> Newcomers:
-        """Each has shown its card to this coordinator, which has heard it."""
-        return {rank: member_of(self.cards[rank]) for rank in members if rank not in before.assignment.members}
+        """Each has shown its info to this coordinator, which has heard it."""
+        return {rank: member_of(self.infos[rank]) for rank in members if rank not in before.assignment.members}
 
     def _most_members(self, register: Register) -> int:
         return self.plan(register.key.plan_hash).most_ranks
@@ -310,29 +310,29 @@ class CoordinatorDriver:
 
     def _find_following(self, register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
         """Asked with every tick while nothing is under way."""
-        if self._wish is not None:
-            self._refuse_wish(self._planning.why_not(self._present(register), self._wish[1], was_tried=False))
-        self._trials = self._trials.seen(self._planning.slow_ranks(self._present(register)), self._now_s)
-        news = self._news = RankNews(
+        if self._reshape is not None:
+            self._refuse_reshape(self._planning.why_not(self._present(register), self._reshape[1], was_tried=False))
+        self._probation = self._probation.seen(self._planning.slow_ranks(self._present(register)), self._now_s)
+        request = self._request = ReplanRequest(
             self._speeds,
             tuple(sorted(leaving)),
             tuple(sorted(rank for rank, leave in leaving.items() if leave is Leave.OVERDUE)),
-            None if self._wish is None else self._wish[1],
-            self._trials.speeds(self._now_s),
+            None if self._reshape is None else self._reshape[1],
+            self._probation.speeds(self._now_s),
         )
-        if not complete and not news.overdue:
+        if not complete and not request.overdue:
             return None
         present, copies = self._present(register), self._copies(register, complete)
-        planned = self._plan_cache.successor(present, copies, news)
-        if news.wish is not None and complete and self._plan_cache.has_no_successor(present, copies, news):
-            self._refuse_wish(self._planning.why_not(present, news.wish, was_tried=True))
-        self._foreseen = planned
+        planned = self._plan_cache.successor(present, copies, request)
+        if request.reshape is not None and complete and self._plan_cache.has_no_successor(present, copies, request):
+            self._refuse_reshape(self._planning.why_not(present, request.reshape, was_tried=True))
+        self._next_planned = planned
         return None if planned is None else Following(planned.assignment.members, planned.aim)
 
     def _why_needed(self, register: Register, rank: Rank) -> str | None:
         """Asked when there is no next plan, of a rank that is overdue to leave."""
         before, held = self._present(register), self._copies(register, self._complete().issuperset(register.members))
-        if not self._plan_cache.has_no_successor(before, held, self._news):
+        if not self._plan_cache.has_no_successor(before, held, self._request):
             return None
         others = tuple(member for member in register.members if member != rank)
         if not others:

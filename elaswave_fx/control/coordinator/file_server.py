@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from elaswave_fx.control.coordinator.errands import Errands
+from elaswave_fx.control.coordinator.threads import BackgroundThread
 from elaswave_fx.control.protocol.messages import Fetch, FilePart, Offer, PartWanted, Refused
 from elaswave_fx.files import file_digest
 
@@ -51,7 +51,7 @@ class FileServer:
         self._files = files
         self._found: queue.SimpleQueue[tuple[int, FilePart | Refused]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._errands = Errands()
+        self._background = BackgroundThread()
 
     def fileno(self) -> int:
         """Readable while `answers` has something to say."""
@@ -63,7 +63,7 @@ class FileServer:
 
     def ask(self, wanted: PartWanted) -> None:
         """Returns at once."""
-        self._errands.do(partial(self._look, wanted))
+        self._background.submit(partial(self._look, wanted))
 
     def answers(self) -> list[tuple[int, FilePart | Refused]]:
         """Connections, and what is to be said there, since the last call."""
@@ -77,7 +77,7 @@ class FileServer:
 
     def close(self) -> None:
         """The thread may hang in a read, and ends with the process then."""
-        self._errands.close(CLOSE_S)
+        self._background.close(CLOSE_S)
 
     def _look(self, wanted: PartWanted) -> None:
         """In the thread."""

@@ -21,8 +21,8 @@ import msgspec
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.plan_cache import Planner
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
-from elaswave_fx.control.home import JobHome
-from elaswave_fx.control.protocol.card import Conditions
+from elaswave_fx.control.job_folder import JobFolder
+from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import read_plain
@@ -54,16 +54,16 @@ class JobFile:
         """Where ranks and coordinators of the job meet."""
         return ControlAddress(self.host, self.port, self.token)
 
-    def home(self) -> JobHome:
+    def job_folder(self) -> JobFolder:
         """Where its store is."""
-        return JobHome(Path(self.folder), Path(self.run_dir), self.launcher)
+        return JobFolder(Path(self.folder), Path(self.run_dir), self.launcher)
 
     def spec(self) -> CoordinatorSpec:
         """What a coordinator of the job needs."""
         planner = Planner(self.copies)
         return CoordinatorSpec(
             address=self.address(),
-            home=self.home(),
+            job_folder=self.job_folder(),
             planning=planner,
             conditions=self.conditions,
             allow_rollback=self.allow_rollback,
@@ -74,7 +74,7 @@ class JobFile:
 
     def write(self) -> Path:
         """Beside the store, which is there; holds the job's token, so nobody else may read it."""
-        path = self.home().job_file
+        path = self.job_folder().job_file
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as stream:
             stream.write(msgspec.json.encode(self))

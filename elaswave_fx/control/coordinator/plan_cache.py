@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from elaswave_fx.control.protocol.probation import DrainedRank, SlowRanks
 from elaswave_fx.control.protocol.speed_meter import Expected
-from elaswave_fx.control.protocol.trials import Drained, SlowRanks
 from elaswave_fx.control.protocol.types import Assignment
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.work.box import BoxId
 from elaswave_fx.plan.work.topology import Member, Rank
 
@@ -29,7 +29,7 @@ Held = Mapping[BoxId, tuple[Rank, ...]]
 
 
 Newcomers = Mapping[Rank, Member]
-"""What the cards of ranks say that the plan before does not have."""
+"""What the infos of ranks say that the plan before does not have."""
 
 
 Speeds = Mapping[Rank, float]
@@ -40,7 +40,7 @@ Speeds = Mapping[Rank, float]
 class Planned:
     """A plan with its text. `lines`: what changes with it, in words; `plan` is the planner's own, and so is `choice`:
     what its search has taken; `skipped`: samples at the end of every batch that nobody computes; `speeds`: of ranks
-    that were taken for slower, or faster, before; `tried`: of these, those whose speed is assumed; `wish`: of the
+    that were taken for slower, or faster, before; `tried`: of these, those whose speed is assumed; `reshape`: of the
     user's that it carries out, or begins to; `aim`: what the planned stop before it is for, as a clause; `layout`:
     its lanes, if the same ranks had others before; `most_ranks`: how many there is work for; `ends_job`: no step is
     possible with these ranks."""
@@ -54,7 +54,7 @@ class Planned:
     skipped: int = 0
     speeds: Speeds = field(default_factory=dict[Rank, float])
     tried: tuple[Rank, ...] = ()
-    wish: Wish | None = None
+    reshape: ReshapeRequest | None = None
     aim: str = ""
     layout: str = ""
     most_ranks: int = 1 << 30
@@ -80,13 +80,13 @@ class Planning(Protocol):
         """Equal for ranks whose losses are answered alike."""
         ...
 
-    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+    def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
         """The next plan, now that these copies are there; None if the present one can stay. It has the same members, or
         all but some that leave."""
         ...
 
-    def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
-        """Why there can be no plan for the wish; if it `was_tried`, why there is none."""
+    def why_not(self, before: Planned, reshape: ReshapeRequest, was_tried: bool) -> str | None:
+        """Why there can be no plan for the reshape; if it `was_tried`, why there is none."""
         ...
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
@@ -129,32 +129,32 @@ class Planner:
 
         return loss_kind(before.plan, rank)
 
-    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+    def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
         from elaswave_fx.plan.describe import shape_words
         from elaswave_fx.plan.next import goal
         from elaswave_fx.plan.predict.transition import Transition
 
-        plan = goal.successor(before.plan, held, self.copies, news)
+        plan = goal.successor(before.plan, held, self.copies, request)
         if plan is None:
             return None
-        left = tuple(rank for rank in news.leaving if rank not in plan.ranks)
+        left = tuple(rank for rank in request.leaving if rank not in plan.ranks)
         last = replace(before.plan, topology=before.plan.topology.with_leaving(left))
         planned = _planned(plan, plan.to_json(), Transition.of(last, plan).lines())
-        speeds = plan.topology.speeds_changed_from(before.plan.topology)
+        speeds, reshape = plan.topology.speeds_changed_from(before.plan.topology), request.reshape
         return replace(
             planned,
             speeds=speeds,
             tried=tuple(rank for rank in speeds if rank in plan.topology.on_trial),
-            wish=news.wish if news.wish is not None and goal.carries(before.plan, plan, news.wish) else None,
+            reshape=reshape if reshape is not None and goal.carries(before.plan, plan, reshape) else None,
             aim=goal.aim_words(before.plan, plan),
             layout=shape_words(plan) if plan.ranks == before.plan.ranks and plan.lanes != before.plan.lanes else "",
         )
 
-    def why_not(self, before: Planned, wish: Wish, was_tried: bool) -> str | None:
+    def why_not(self, before: Planned, reshape: ReshapeRequest, was_tried: bool) -> str | None:
         from elaswave_fx.plan.next import goal
 
         plan: Plan = before.plan
-        return goal.why_nothing_follows(plan, wish, self.copies) if was_tried else goal.why_never(plan, wish)
+        return goal.why_nothing_follows(plan, reshape, self.copies) if was_tried else goal.why_never(plan, reshape)
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
         plan: Plan = planned.plan
@@ -177,7 +177,7 @@ class Planner:
         working = {rank for lanes in (plan.lanes, goal) for lane in lanes for rank in lane.ranks}
         highest = max(plan.topology.member(rank).speed for rank in working)
         drained = {
-            member.rank: Drained(member.speed, highest)
+            member.rank: DrainedRank(member.speed, highest)
             for member in plan.topology.staying.members
             if member.rank not in working and member.speed < highest
         }
@@ -231,7 +231,7 @@ class PlanCache:
         self._open: list[Rank] = []
         self._made: dict[tuple[tuple[Rank, ...], _Held], Future[Planned]] = {}
         self._of_kind: dict[Hashable, Future[Planned]] = {}
-        self._next: tuple[int, Held, RankNews, Future[Planned | None]] | None = None
+        self._next: tuple[int, Held, ReplanRequest, Future[Planned | None]] | None = None
         self._last: Future[Any] = Future()
         self._last.cancel()
 
@@ -257,23 +257,23 @@ class PlanCache:
             self._think(partial(_fulfil, found, partial(self._planning.replan, before, members, left, like)))
         return True
 
-    def successor(self, before: Planned, held: Held, news: RankNews) -> Planned | None:
+    def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
         """As `Planning.successor`; None while it is not known."""
-        return self._successor(before, held, news)[1]
+        return self._successor(before, held, request)[1]
 
-    def has_no_successor(self, before: Planned, held: Held, news: RankNews) -> bool:
+    def has_no_successor(self, before: Planned, held: Held, request: ReplanRequest) -> bool:
         """Whether it is known that there is none."""
-        is_known, planned = self._successor(before, held, news)
+        is_known, planned = self._successor(before, held, request)
         return is_known and planned is None
 
-    def _successor(self, before: Planned, held: Held, news: RankNews) -> tuple[bool, Planned | None]:
-        about = (before.assignment.plan_hash, held, news)
+    def _successor(self, before: Planned, held: Held, request: ReplanRequest) -> tuple[bool, Planned | None]:
+        about = (before.assignment.plan_hash, held, request)
         if self._next is None or self._next[:3] != about:
             if not self._last.done():
                 return False, None
             found: Future[Planned | None] = Future()
             self._last, self._next = found, (*about, found)
-            self._think(partial(_fulfil, found, partial(self._planning.successor, before, held, news)))
+            self._think(partial(_fulfil, found, partial(self._planning.successor, before, held, request)))
         made = self._next[3]
         return made.done(), made.result() if made.done() else None
 

@@ -5,7 +5,7 @@ it (written before the swap that makes the epoch), ACTIVATE to the ranks, events
 the ledger and the log, is written by a thread of its own. Nothing here is needed to commit a step, and all of it can be
 started again at any time.
 
-    run_coordinator(CoordinatorSpec(address=…, home=…, planning=Planner(copies=1), conditions=…), channel)  ->  0
+    run_coordinator(CoordinatorSpec(address=…, job_folder=…, planning=Planner(copies=1), conditions=…), channel)  ->  0
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from functools import partial
 from typing import Any, Protocol
 
 from elaswave_fx.control.coordinator.driver import CoordinatorDriver
-from elaswave_fx.control.coordinator.errands import Errands
 from elaswave_fx.control.coordinator.event_log import line_of, log_line
 from elaswave_fx.control.coordinator.file_server import FileServer, SharedFile
-from elaswave_fx.control.coordinator.place import taken_place
+from elaswave_fx.control.coordinator.leader_lock import leader_lock
 from elaswave_fx.control.coordinator.plan_cache import Planned, Planning
-from elaswave_fx.control.coordinator.signs_of_life import SignsOfLife
-from elaswave_fx.control.coordinator.strangers import StrangerLog
-from elaswave_fx.control.coordinator.told import fault_of_told
-from elaswave_fx.control.home import JobHome
+from elaswave_fx.control.coordinator.rank_reports import fault_of_report
+from elaswave_fx.control.coordinator.refusal_log import RefusalLog
+from elaswave_fx.control.coordinator.threads import BackgroundThread, KeepAlive
+from elaswave_fx.control.job_folder import JobFolder
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol import events
-from elaswave_fx.control.protocol.card import Card, Conditions, other_versions, refusal
 from elaswave_fx.control.protocol.decide import decide
 from elaswave_fx.control.protocol.events import EVENT_TYPES
+from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo, other_versions, refusal
 from elaswave_fx.control.protocol.messages import (
     Ended,
     Exited,
@@ -46,17 +45,17 @@ from elaswave_fx.control.protocol.messages import (
     NumberWanted,
     Over,
     PartWanted,
+    RankReport,
     Refused,
     ReshapeWanted,
     Saved,
     Send,
     Tick,
-    Told,
     Welcome,
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
-from elaswave_fx.control.protocol.sound import AHEAD_MOST, fault_of, fault_of_card
 from elaswave_fx.control.protocol.types import Stamp, Version
+from elaswave_fx.control.protocol.validate import AHEAD_MOST, fault_of, fault_of_member
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Heard, OfRank
 from elaswave_fx.errors import CommError, PlanError
@@ -126,7 +125,7 @@ class CoordinatorSpec:
     may fetch, by name."""
 
     address: ControlAddress
-    home: JobHome
+    job_folder: JobFolder
     planning: Planning
     conditions: Conditions
     allow_rollback: bool = False
@@ -160,9 +159,9 @@ def _take_place(
     said = False
     while True:
         try:
-            return stack.enter_context(taken_place(spec.home, spec.address, listener, LINGER_S))
+            return stack.enter_context(leader_lock(spec.job_folder, spec.address, listener, LINGER_S))
         except CommError as error:
-            if not waits or not spec.home.folder.exists():
+            if not waits or not spec.job_folder.path.exists():
                 return None
             if not said:
                 print(f"coordinator: waits, {error}", file=sys.stderr, flush=True)
@@ -177,9 +176,9 @@ class Service:
 
     def __init__(self, spec: CoordinatorSpec, end: CoordinatorSocket, channel: Channel | None) -> None:
         self._spec, self._socket, self._channel = spec, end, channel
-        self._store = FileStore(spec.home.run_dir, spec.home.folder)
-        self._errands, self._thoughts = Errands(), Errands()
-        self._files, self._strangers = FileServer(spec.files), StrangerLog()
+        self._store = FileStore(spec.job_folder.run_dir, spec.job_folder.path)
+        self._background, self._planning_thread = BackgroundThread(), BackgroundThread()
+        self._files, self._refusals = FileServer(spec.files), RefusalLog()
         self._flush_at_s = 0.0  # The store may hold what the thread has not been asked to write yet.
         self._trouble: str | None = None  # As the thread has met it last.
         self._told_trouble: str | None = None
@@ -191,8 +190,8 @@ class Service:
             time.perf_counter,
             self._tick_s,
             partial(decide, allow_rollback=spec.allow_rollback),
-            self._thoughts.do,
-            SignsOfLife(partial(self._tell, "alive"), ALIVE_S, PLANS_S),
+            self._planning_thread.submit,
+            KeepAlive(partial(self._tell, "alive"), ALIVE_S, PLANS_S),
             spec.patience_s,
         )
         self._perform(self._driver.first_actions, self._tick_s)
@@ -229,14 +228,14 @@ class Service:
                 self._tick_s = now
                 self._tick(now)
                 if self._is_alone(now):
-                    self._errands.do(self._settle)
+                    self._background.submit(self._settle)
                     return ENDED
         return SUPERSEDED
 
     def close(self) -> None:
         """Wait for what is being written, but not for plans. The socket is the caller's to close."""
         self._files.close()
-        self._errands.close(LAST_ERRANDS_S)
+        self._background.close(LAST_ERRANDS_S)
 
     def _tick(self, now: float) -> None:
         self._feed(Tick())
@@ -250,7 +249,7 @@ class Service:
         """After a swap plans and checkpoints follow with the next look at the clock, lines of the ledger later."""
         if now >= self._flush_at_s:
             self._flush_at_s = math.inf
-            self._errands.do(self._flush)
+            self._background.submit(self._flush)
         trouble = self._trouble if self._unwritten is None else self._unwritten[0]
         if trouble != self._told_trouble:
             self._told_trouble = trouble
@@ -290,7 +289,7 @@ class Service:
 
     def _hear(self, event: Heard, now: float) -> None:
         """What has come on a stream: all but words for the launcher, and from newcomers that are refused."""
-        if isinstance(event, Told):
+        if isinstance(event, RankReport):
             self._tell("told", rank=event.rank, what=event.kind, fields=event.fields)
             return
         if isinstance(event, Ended):
@@ -299,8 +298,8 @@ class Service:
             self._files.ask(event)
             return
         if isinstance(event, ReshapeWanted):
-            self._log(f"wanted: {event.wish.words()}")
-            self._driver.wish(event)
+            self._log(f"wanted: {event.reshape.words()}")
+            self._driver.reshape(event)
             self._answer()
             return
         if isinstance(event, NumberWanted):
@@ -315,30 +314,30 @@ class Service:
     def _welcome(self, newcomer: Numbered) -> None:
         """It has a number; what it needs to get ready goes to it."""
         self._log(f"rank {newcomer.number} gets ready to join")
-        cards = self._driver.cards_of(self._driver.register.members)
-        welcome = Welcome(newcomer.number, dict(self._spec.facts), cards, self._files.offers())
+        infos = self._driver.cards_of(self._driver.register.members)
+        welcome = Welcome(newcomer.number, dict(self._spec.facts), infos, self._files.offers())
         self._socket.answer(newcomer.connection, welcome)
 
     def _log(self, line: str) -> None:
-        self._errands.do(partial(print, f"{time.monotonic():.3f} {line}", flush=True))
+        self._background.submit(partial(print, f"{time.monotonic():.3f} {line}", flush=True))
 
     def _turned_away(self, why: str) -> None:
-        """A stranger was, or a rank for what it has said. Any number of them may come."""
-        line = self._strangers.line(why, time.monotonic())
+        """An unauthenticated peer was refused, or a rank for what it reported. Any number of them may come."""
+        line = self._refusals.line(why, time.monotonic())
         if line is not None:
             self._log(line)
 
-    def _admit(self, card: Card) -> str | None:
-        """Why a rank is refused; it keeps the cards of all others, which each of them shows to a new coordinator."""
+    def _admit(self, info: MemberInfo) -> str | None:
+        """Return why a rank is refused. Keep the infos of all others, which each of them sends to a new coordinator."""
         register = self._driver.state.register
         if register is None:
             raise CommError("control: nobody is taken before the store has been read; ranks dial again")
-        cards = self._driver.cards
-        reason = fault_of_card(card) or refusal(card, self._spec.conditions, register.numbers, cards.get(card.number))
+        infos = self._driver.infos
+        reason = fault_of_member(info) or refusal(info, self._spec.conditions, register.numbers, infos.get(info.number))
         if reason is None:
-            cards[card.number] = card
+            infos[info.number] = info
         else:
-            self._log(f"refused: rank {card.number} of {card.host} port {card.port}: {reason}")
+            self._log(f"refused: rank {info.number} of {info.host} port {info.port}: {reason}")
         return reason
 
     def _doubt(self, message: OfRank) -> str | None:
@@ -346,8 +345,8 @@ class Service:
         register = self._driver.state.register
         assert register is not None, "until the store has been read no rank is admitted"
         wrong = fault_of(message, register)
-        if wrong is None and isinstance(message, Told):
-            return fault_of_told(message, register.committed.version + AHEAD_MOST)
+        if wrong is None and isinstance(message, RankReport):
+            return fault_of_report(message, register.committed.version + AHEAD_MOST)
         return wrong
 
     # --- The machine ---
@@ -380,7 +379,7 @@ class Service:
             self._at_store(action)
 
     def _tell_event(self, event: events.Event, now: float) -> None:
-        self._errands.do(partial(print, f"{now:.3f} {log_line(event)}", flush=True))
+        self._background.submit(partial(print, f"{now:.3f} {log_line(event)}", flush=True))
         line = line_of(event, now)
         if line is None:
             return
@@ -406,7 +405,7 @@ class Service:
                 register = self._store.read()
         except OSError as error:
             now = time.monotonic()
-            self._errands.do(partial(print, f"{now:.3f} store: not reached ({error})", flush=True))
+            self._background.submit(partial(print, f"{now:.3f} store: not reached ({error})", flush=True))
             if isinstance(action, Swap):
                 since_s = now if self._unwritten is None else self._unwritten[1]
                 why = f"store: {self._store.folder} cannot be written ({error.strerror or error})"
@@ -421,7 +420,7 @@ class Service:
         only_lines = old is not None and (old.epoch, old.checkpoint) == (new.epoch, new.checkpoint)
         return FLUSH_S if only_lines else 0.0
 
-    # --- In the thread of the errands ---
+    # --- In the thread of the background ---
 
     def _flush(self) -> None:
         try:
@@ -435,7 +434,7 @@ class Service:
         """Nobody has spoken for long, and the launcher is gone: what is left of the job hangs, or is stopped."""
         try:
             left = self._store.processes()
-            if self._spec.home.launcher in left:
+            if self._spec.job_folder.launcher in left:
                 return
             time.sleep(SURE_S if left else 0.0)
             for pid in set(left).intersection(self._store.processes()):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.rank_state import Go, Holdings
+from elaswave_fx.control.protocol.replica_sync import ReplicaSync
 from elaswave_fx.control.protocol.types import Activation, BoxId, Certificate, Stamp, Version, Vote
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
@@ -73,7 +73,7 @@ class ReadSyncState:
 class ReportSyncState:
     """Report to the agent which replicas are not in sync."""
 
-    coming: ComingCopies
+    sync: ReplicaSync
 
 
 @dataclass(frozen=True, slots=True)

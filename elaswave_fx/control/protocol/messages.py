@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from elaswave_fx.control.protocol.card import Card
+from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.protocol.types import (
     Activation,
     Ballot,
@@ -27,7 +27,7 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
 )
-from elaswave_fx.plan.next.rank_news import Wish
+from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 COORDINATOR = Rank(-1)
@@ -100,13 +100,13 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Coordinator to rank: the epoch exists. `plan`: the text of its Plan, which the machines do not read. `cards`: of
+    """Coordinator to rank: the epoch exists. `plan`: the text of its Plan, which the machines do not read. `infos`: of
     its members, so that they can open links that they do not have yet."""
 
     ballot: Ballot
     activation: Activation
     plan: str = ""
-    cards: tuple[Card, ...] = ()
+    infos: tuple[MemberInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class MustStay:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankReport:
     """Rank to coordinator, for the launcher, which has not started the rank: a message as workers send it there."""
 
     rank: Rank
@@ -176,7 +176,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A process that has no number asks for one. `versions`: as on a card."""
+    """A process that has no number asks for one. `versions`: as on an info."""
 
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -192,12 +192,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator to a newcomer: its number, `facts` of the job as the launcher has put them down, the cards of the
-    members, and the files that it needs. It gets ready by itself, and then shows a card of its own."""
+    """Coordinator to a newcomer: its number, `facts` of the job as the launcher has put them down, the infos of the
+    members, and the files that it needs. It gets ready by itself, and then shows an info of its own."""
 
     number: Rank
     facts: dict[str, Any]
-    cards: tuple[Card, ...]
+    infos: tuple[MemberInfo, ...]
     offers: tuple[Offer, ...] = ()
 
 
@@ -269,10 +269,10 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class ReshapeWanted:
-    """A user's wish has come on a connection, by which it is answered."""
+    """A user's reshape has come on a connection, by which it is answered."""
 
     connection: int
-    wish: Wish
+    reshape: ReshapeRequest
 
 
 @dataclass(frozen=True, slots=True)

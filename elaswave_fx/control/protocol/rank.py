@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from elaswave_fx.control.protocol.changed import replace
 from elaswave_fx.control.protocol.clock import nearer, of_round_trip
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.epoch_start import has_missed
 from elaswave_fx.control.protocol.messages import (
     COORDINATOR,
@@ -55,6 +54,7 @@ from elaswave_fx.control.protocol.rank_state import (
     Result,
     StepLeft,
 )
+from elaswave_fx.control.protocol.replica_sync import ReplicaSync
 from elaswave_fx.control.protocol.types import (
     STOPPED,
     Activation,
@@ -248,7 +248,7 @@ def _answer(state: RankState) -> Result:
         return replace(state, waiting=False), (Answer(state.ended),)
     if state.epoch > state.left_epoch and not state.stopped:
         assert state.activate is not None and state.activate.activation.epoch == state.epoch
-        go = Go(state.activate.activation, state.activate.plan, state.activate.cards)
+        go = Go(state.activate.activation, state.activate.plan, state.activate.infos)
         return replace(state, waiting=False, stop_requested=False), (Answer(go),)
     return state, ()
 
@@ -286,8 +286,8 @@ def _commit(state: RankState, certificate: Certificate) -> RankState:
     return replace(state, committed=certificate.stamp, certificates=(*state.certificates, certificate), votes=())
 
 
-def _on_coming_copies(state: RankState, event: ComingCopies, now_s: float) -> Result:
-    return replace(state, complete=state.kept - event.behind, far=event.far), ()
+def _on_replica_sync(state: RankState, event: ReplicaSync, now_s: float) -> Result:
+    return replace(state, complete=state.kept - event.syncing, far=event.far), ()
 
 
 def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
@@ -436,7 +436,7 @@ def _end(state: RankState, end: Excluded | Left | Over) -> Result:
 _EVENTS: dict[type, Callable[..., Result]] = {
     HeartbeatDue: _on_heartbeat_due,
     Committed: _on_committed,
-    ComingCopies: _on_coming_copies,
+    ReplicaSync: _on_replica_sync,
     StepLeft: _on_step_left,
     Closing: _on_closing,
     LinksDown: _on_links_down,

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elaswave_fx.control.protocol.card import Card
 from elaswave_fx.control.protocol.clock import ClockOffset
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
+from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.protocol.messages import (
     Ack,
     Activate,
@@ -25,6 +24,7 @@ from elaswave_fx.control.protocol.messages import (
     Send,
     StoreSeen,
 )
+from elaswave_fx.control.protocol.replica_sync import ReplicaSync
 from elaswave_fx.control.protocol.types import (
     NO_BALLOT,
     SEED,
@@ -92,11 +92,11 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Go on in the epoch of `activation`, by `plan`, the text of its Plan. `cards`: of its members."""
+    """Go on in the epoch of `activation`, by `plan`, the text of its Plan. `infos`: of its members."""
 
     activation: Activation
     plan: str
-    cards: tuple[Card, ...] = ()
+    infos: tuple[MemberInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ Action = Send | Interrupt | Answer | MendLinks | EndProcess
 Event = (
     HeartbeatDue
     | Committed
-    | ComingCopies
+    | ReplicaSync
     | StepLeft
     | Closing
     | LinksDown

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from elaswave_fx.control.protocol import do
-from elaswave_fx.control.protocol.coming_copies import ComingCopies
 from elaswave_fx.control.protocol.epoch_start import (
     anew,
     copies_due,
@@ -30,6 +29,7 @@ from elaswave_fx.control.protocol.epoch_start import (
     unchecked_buckets,
 )
 from elaswave_fx.control.protocol.rank_state import Excluded, Go, Left, Over
+from elaswave_fx.control.protocol.replica_sync import ReplicaSync
 from elaswave_fx.control.protocol.types import BoxId, Certificate, Stamp
 from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.topology import Epoch, Rank
@@ -50,7 +50,7 @@ class LoopState:
 
     `epoch`, `members`, `boxes`: of the current epoch. `committed`: the newest commit known here. `started`: the state
     of `committed` has been loaded. `pending`: a step was aborted after the own vote. `stale`: buckets whose parameters
-    are not complete. `coming`: replicas that are not in sync. `damaged`: boxes that differ from the digest of their
+    are not complete. `sync`: replicas that are not in sync. `damaged`: boxes that differ from the digest of their
     last update.
     """
 
@@ -62,7 +62,7 @@ class LoopState:
     started: bool = False
     pending: bool = False
     stale: set[int] = field(default_factory=set)
-    coming: ComingCopies = field(default_factory=ComingCopies)
+    sync: ReplicaSync = field(default_factory=ReplicaSync)
     damaged: set[BoxId] = field(default_factory=set)
 
 
@@ -132,12 +132,12 @@ def _steps(state: LoopState) -> Do:
             return
         certificate = yield do.TakeStep(state.committed.version)
         yield from _commit(state, certificate)
-        if state.coming.behind:
+        if state.sync.syncing:
             behind, far = yield do.ReadSyncState()
-            coming = state.coming.seen(behind, far)
-            if coming != state.coming:
-                state.coming = coming
-                yield do.ReportSyncState(coming)
+            sync = state.sync.after_step(behind, far)
+            if sync != state.sync:
+                state.sync = sync
+                yield do.ReportSyncState(sync)
 
 
 def _await_permission(state: LoopState) -> Do:
@@ -207,7 +207,7 @@ def enter(state: LoopState, go: Go) -> Do:
     yield do.GatherParameters(frozenset(state.stale))
     state.stale.clear()
     behind = yield do.SyncReplicas(tuple(copies_due(boxes)))
-    state.coming = state.coming.anew(behind)
+    state.sync = state.sync.next_epoch(behind)
     state.damaged.clear()  # They have been dropped, or are being replaced.
     yield do.EpochBegun(activation, restart)
 

@@ -1,4 +1,4 @@
-"""From a loss, or a wish, to the next epoch: who is asked, whose reports are here, what is proposed to the store.
+"""From a loss or a reshape request to the next epoch: who is asked, whose reports are here, what the store is given.
 
 In: a `Coordinator` and what has just changed. Out: the same and its actions; `coordinator.py` says when these happen.
 
@@ -256,7 +256,7 @@ def _await_left_out(state: Coordinator, register: Register, now_s: float) -> Res
 
 
 def _wait(state: Coordinator, register: Register, waiting: events.Waiting, now_s: float) -> Result:
-    """Told when it changes, not with every tick. PlanError when the last copies have been waited for long enough: who
+    """Notify when it changes, not with every tick. PlanError when the last copies have been waited for long enough: who
     has them may be alive, so that nobody else goes back to something older."""
     since_s = now_s if state.waiting is None else state.waits_since_s
     if now_s - since_s > state.patience_s:

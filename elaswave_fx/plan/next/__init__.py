@@ -1,1 +1,1 @@
-"""The next plan of a job whose ranks, speeds or wishes have changed."""
+"""The next plan of a job whose ranks, speeds or requested layout have changed."""

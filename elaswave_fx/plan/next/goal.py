@@ -18,8 +18,8 @@ from elaswave_fx.plan.next.lane_candidates import Candidate
 from elaswave_fx.plan.next.lane_search import Found, LaneSearch
 from elaswave_fx.plan.next.objective import AtOnce, InBackground, Objective
 from elaswave_fx.plan.next.policies import next_workload
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
 from elaswave_fx.plan.next.replan import Copies, replan, wants_move
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Goal, Plan
 from elaswave_fx.plan.predict.transition_memory import Short
 from elaswave_fx.plan.replicas.goal_copies import copies_per_stall, copy_without_room
@@ -60,7 +60,7 @@ def _objective(plan: Plan, topology: Topology, now_s: float) -> Objective:
     return InBackground(topology.life_s, now_s, copies_per_stall(plan))
 
 
-def successor(plan: Plan, copies: Copies, count: int, news: RankNews | None = None) -> Plan | None:
+def successor(plan: Plan, copies: Copies, count: int, request: ReplanRequest | None = None) -> Plan | None:
     """The next plan, now that the ranks have these copies; None if the plan can stay, or has to. It has the same ranks,
     or all but some that leave: those that have nothing to do, and of whose copies none is needed. Lanes that a user
     asked for were asked for ranks as they were.
@@ -68,30 +68,30 @@ def successor(plan: Plan, copies: Copies, count: int, news: RankNews | None = No
     Until all copies are there that the plan wants, nothing changes but that a rank that is overdue goes, if others have
     copies of all that it has.
     """
-    news = news or RankNews()
-    known = replace(plan, topology=plan.topology.with_speeds(news.speeds).with_leaving(()))
-    following = _without_overdue(known, copies, count, news.overdue)
+    request = request or ReplanRequest()
+    known = replace(plan, topology=plan.topology.with_speeds(request.speeds).with_leaving(()))
+    following = _without_overdue(known, copies, count, request.overdue)
     if following is None and all(set(box.replica_ranks) <= set(copies[number]) for number, box in numbered(plan.boxes)):
-        topology = next(_leaves(known, news.leaving, plan.topology.leaving, count))
+        topology = next(_leaves(known, request.leaving, plan.topology.leaving, count))
         is_same = topology == plan.topology
         given_up = plan.given_up if is_same else ()
         known = replace(known, topology=topology, is_asked=plan.is_asked and is_same, given_up=given_up)
-        known = known if news.wish is None else _as_wished(known, news.wish, count)
-        may_look = known.workload.options.goals != "never" or (news.wish is not None and news.wish.is_best)
+        known = known if request.reshape is None else _with_reshape_target(known, request.reshape, count)
+        may_look = known.workload.options.goals != "never" or (request.reshape is not None and request.reshape.is_best)
         looks = may_look and not known.is_asked
         following = _successor(known, copies, count, looks)
-        following = _with_trials(known, copies, count, news.trials) if following is None and looks else following
+        following = _with_trials(known, copies, count, request.probation) if following is None and looks else following
     if following is None:
         return None
     return replace(following, reason="; ".join((*speed_words(plan.topology, following.topology), following.reason)))
 
 
-def wished(plan: Plan, wish: Wish, count: int) -> Goal | None:
+def reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Goal | None:
     """Lanes as a user wants them, of the first ranks, cut and shared as well as can be; None if there can be none, or
     they do not fit."""
-    if wish.dp is None or wish.pp is None or why_never(plan, wish) is not None:
+    if reshape.dp is None or reshape.pp is None or why_never(plan, reshape) is not None:
         return None
-    widths = uniform(wish.dp, wish.pp)
+    widths = uniform(reshape.dp, reshape.pp)
     topology = plan.topology
     members = topology.staying.members
     among = (Candidate(f"as it was asked for, {shape_name(widths)}", sketch(members, widths)),)
@@ -100,14 +100,14 @@ def wished(plan: Plan, wish: Wish, count: int) -> Goal | None:
     return None if found is None else replace(found, is_asked=True)
 
 
-def carries(before: Plan, following: Plan, wish: Wish) -> bool:
-    """Whether the plan after `before` is for the wish: its lanes, or its goal's, have the wanted shape, which the
+def carries(before: Plan, following: Plan, reshape: ReshapeRequest) -> bool:
+    """Whether the plan after `before` is for the reshape: its lanes, or its goal's, have the wanted shape, which the
     lanes of `before` had not; the best are other lanes of the same ranks. A plan that has to come first, for ranks
     that should have left by now, need not be one."""
     lanes = _lanes_to_come(following)
-    if wish.is_best:
+    if reshape.is_best:
         return following.ranks == before.ranks and lanes != _lanes_to_come(before)
-    return _have_shape(lanes, wish) and not _have_shape(before.lanes, wish)
+    return _have_shape(lanes, reshape) and not _have_shape(before.lanes, reshape)
 
 
 def aim_words(before: Plan, following: Plan) -> str:
@@ -120,34 +120,33 @@ def aim_words(before: Plan, following: Plan) -> str:
     return "owners move"
 
 
-def why_never(plan: Plan, wish: Wish) -> str | None:
-    """What is wrong with a wish, whatever memory ranks have; None if nothing is. The user has written it."""
-    if wish.is_best or wish.dp is None or wish.pp is None:
+def why_never(plan: Plan, reshape: ReshapeRequest) -> str | None:
+    """What is wrong with a reshape, whatever memory ranks have; None if nothing is. The user has written it."""
+    if reshape.is_best or reshape.dp is None or reshape.pp is None:
         return None
     ranks, work = len(plan.topology.staying.ranks), plan.workload
-    if wish.dp * wish.pp > ranks:
-        return f"{wish.words()}: takes {wish.dp * wish.pp} ranks, and the job has {ranks}"
-    if wish.pp > len(work.units):
-        return f"parallel.pp={wish.pp}: the model has {len(work.units)} units; nearest valid: {len(work.units)}"
-    if wish.dp > work.granules:
-        return f"parallel.dp={wish.dp}: a step has {work.granules} granules; nearest valid: {work.granules}"
+    if reshape.dp * reshape.pp > ranks:
+        return f"{reshape.words()}: takes {reshape.dp * reshape.pp} ranks, and the job has {ranks}"
+    if reshape.pp > len(work.units):
+        return f"parallel.pp={reshape.pp}: the model has {len(work.units)} units; nearest valid: {len(work.units)}"
+    if reshape.dp > work.granules:
+        return f"parallel.dp={reshape.dp}: a step has {work.granules} granules; nearest valid: {work.granules}"
     return None
 
 
-def why_nothing_follows(plan: Plan, wish: Wish, count: int) -> str:
-    """Why a wish, which could be, leads to no other plan. Some ranks may leave before it could be carried out."""
-    if wish.is_best:
+def why_nothing_follows(plan: Plan, reshape: ReshapeRequest, count: int) -> str:
+    """Why a reshape, which could be, leads to no other plan. Some ranks may leave before it could be carried out."""
+    if reshape.is_best:
         return f"no other lanes are known that make steps {WORTH - 1:.0%} shorter"
-    goal = wished(plan, wish, count)
+    goal = reshape_target(plan, reshape, count)
     short = None if goal is None else _without_room(plan, goal)
     if short is not None:
-        return f"{wish.words()}: {short.words}"
+        return f"{reshape.words()}: {short.words}"
     if goal is not None and goal.reason in plan.given_up:
-        return (
-            f"{wish.words()}: was given up, for memory has no room for all copies at once, nor for the lanes with fewer"
-        )
-    return f"{wish.words()}: " + (
-        "the job has these lanes" if _have_shape(plan.lanes, wish) else "the ranks that stay have no room for them"
+        why = "memory has no room for all copies at once, nor for the lanes with fewer"
+        return f"{reshape.words()}: was given up, for {why}"
+    return f"{reshape.words()}: " + (
+        "the job has these lanes" if _have_shape(plan.lanes, reshape) else "the ranks that stay have no room for them"
     )
 
 
@@ -258,12 +257,12 @@ def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, f
     return replace(following, topology=following.topology.with_speeds(idle))
 
 
-def _as_wished(plan: Plan, wish: Wish, count: int) -> Plan:
-    """The plan, of which the wish is the goal; as it is where it has these lanes, or they do not fit, or copies for
+def _with_reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Plan:
+    """The plan, of which the reshape is the goal; as it is where it has these lanes, or they do not fit, or copies for
     them, or they were given up."""
-    if wish.is_best:
+    if reshape.is_best:
         return replace(plan, is_asked=False)
-    goal = wished(plan, wish, count)
+    goal = reshape_target(plan, reshape, count)
     if (
         goal is None
         or goal.lanes == plan.lanes
@@ -279,9 +278,9 @@ def _without_room(plan: Plan, goal: Goal) -> Short | None:
     return None if plan.workload.options.goals == "blocking" else copy_without_room(goal, plan)
 
 
-def _have_shape(lanes: Sequence[Lane], wish: Wish) -> bool:
-    """Whether these are the lanes of a wish that names its own, wherever they are cut."""
-    return are_uniform(lanes, wish.dp or 0, wish.pp or 0)
+def _have_shape(lanes: Sequence[Lane], reshape: ReshapeRequest) -> bool:
+    """Whether these are the lanes of a reshape that names its own, wherever they are cut."""
+    return are_uniform(lanes, reshape.dp or 0, reshape.pp or 0)
 
 
 def _comes_as_asked(plan: Plan) -> bool:

@@ -32,15 +32,15 @@ Action = tuple[str, int]
 """One micro-batch through all units of the rank's tile: ("F", micro-batch) forward, ("B", micro-batch) backward; or
 backward in halves, ("I", micro-batch) for the gradients of values, later ("W", micro-batch) for those of parameters."""
 
-Place = int
+Location = int
 """Of a rank within its lane, counted stage by stage."""
 
-Task = tuple[Place, str, int]
+Task = tuple[Location, str, int]
 """An action of a rank: (place, kind, micro-batch)."""
 
-Schedule = Mapping[Place, tuple[Action, ...]]
+Schedule = Mapping[Location, tuple[Action, ...]]
 
-LinkOf = Callable[[Place, Place], Link]
+LinkOf = Callable[[Location, Location], Link]
 """What lies between two places."""
 
 
@@ -70,7 +70,7 @@ class LaneKind(NamedTuple):
         stages = tuple(StageKind(s.units, s.deal, tuple(members[r].speed for r in s.ranks)) for s in lane.stages)
         return LaneKind(stages, tuple(len(m) for m in lane.micro_batches), topology.links_among(lane.ranks))
 
-    def link(self, a: Place, b: Place) -> Link:
+    def link(self, a: Location, b: Location) -> Link:
         """Between two places."""
         if len(self.links) == 1:
             return self.links[0]
@@ -114,7 +114,7 @@ class Wiring:
     for; and who waits for it, with the bytes that travel."""
 
     number: Mapping[Task, int]
-    places: Sequence[Place]
+    places: Sequence[Location]
     place: Sequence[int]
     missing: Sequence[int]
     after: Sequence[Sequence[tuple[int, int]]]
@@ -166,12 +166,12 @@ def lane_work(routes: ValueRoutes, kind: LaneKind, split: bool = False) -> Work:
     return Work(tuple(tasks), needs, seconds)
 
 
-def _holders(stage: StageKind, places: range) -> list[tuple[Place, int]]:
+def _holders(stage: StageKind, places: range) -> list[tuple[Location, int]]:
     """Of every micro-batch: who has it in this stage, and as which of its own."""
     return [(place, own) for place, count in zip(places, stage.deal, strict=True) for own in range(count)]
 
 
-def first_bounds(routes: ValueRoutes, kind: LaneKind) -> dict[Place, int]:
+def first_bounds(routes: ValueRoutes, kind: LaneKind) -> dict[Location, int]:
     """In-flight bounds to start from, in micro-batches: one of its own, and what the ranks of later stages hold, shared
     among those of its stage; one more where the next stage is wider or narrower, for it takes micro-batches of several
     ranks in turn. Where all stages are equally wide this is depth minus stage."""
@@ -191,7 +191,7 @@ def first_bounds(routes: ValueRoutes, kind: LaneKind) -> dict[Place, int]:
     }
 
 
-def find_schedule(work: Work, bounds: Mapping[Place, int]) -> Schedule:
+def find_schedule(work: Work, bounds: Mapping[Location, int]) -> Schedule:
     """The order per place; bounds too narrow to run to the end are widened where ranks are held up by them.
 
     PlanError if tasks wait for each other in a circle, which no bound can mend.
@@ -215,7 +215,7 @@ TICKS = {"F": 1.0, "B": 2.0}
 class _Run:
     """One abstract run of a step: an event simulation on the clock of `TICKS`."""
 
-    def __init__(self, work: Work, bounds: Mapping[Place, int]) -> None:
+    def __init__(self, work: Work, bounds: Mapping[Location, int]) -> None:
         self._tasks, self._wiring = work.tasks, work.wiring
         places = self._wiring.places
         self._bounds = [bounds[place] for place in places]
@@ -230,7 +230,7 @@ class _Run:
                 self._offer(task)
 
     @property
-    def order(self) -> Mapping[Place, Sequence[Action]]:
+    def order(self) -> Mapping[Location, Sequence[Action]]:
         """What has been begun, by place."""
         return dict(zip(self._wiring.places, self._orders, strict=True))
 
@@ -254,7 +254,7 @@ class _Run:
                 done += 1
                 self._finish(task)
 
-    def held_up(self) -> list[Place]:
+    def held_up(self) -> list[Location]:
         """Places that could go on if their bound were wider."""
         return [
             place
@@ -350,7 +350,7 @@ class _Links:
     """The links of one abstract run between places counted from 0: what goes from one to another goes one after
     another, in the order of asking."""
 
-    def __init__(self, link: LinkOf, places: Sequence[Place]) -> None:
+    def __init__(self, link: LinkOf, places: Sequence[Location]) -> None:
         self._link, self._places = link, places
         self._known: dict[tuple[int, int], Link] = {}
         self._free_s: dict[tuple[int, int], float] = {}

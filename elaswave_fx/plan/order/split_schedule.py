@@ -19,7 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from elaswave_fx.plan.order.schedule import Action, LinkOf, Place, Schedule, Task, Work
+from elaswave_fx.plan.order.schedule import Action, LinkOf, Location, Schedule, Task, Work
 from elaswave_fx.plan.work.cost import ROUNDING
 from elaswave_fx.plan.work.topology import Link
 
@@ -49,15 +49,15 @@ class _Rule:
 
     preference: str
     patience: float
-    in_flight: Mapping[Place, int]
-    kept: Mapping[Place, float]
+    in_flight: Mapping[Location, int]
+    kept: Mapping[Location, float]
 
 
 def split_schedules(
     work: Work,
     first: Schedule,
-    bounds: Mapping[Place, int],
-    rooms: Mapping[Place, Room],
+    bounds: Mapping[Location, int],
+    rooms: Mapping[Location, Room],
     link: LinkOf,
     enough_s: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Schedule]:
@@ -70,7 +70,7 @@ def split_schedules(
     weights = {place: tuple(mb for kind, mb in order if kind == "B") for place, order in first.items()}
     deepest = max(bounds.values(), default=1)
     steps = _Steps(work, link)
-    tried: list[tuple[Mapping[Place, int], Mapping[Place, float]]] = []  # alike where memory is short
+    tried: list[tuple[Mapping[Location, int], Mapping[Location, float]]] = []  # alike where memory is short
     for ahead, room in _WIDTHS:
         in_flight = {place: bound + round(ahead * (bound - 1)) for place, bound in bounds.items()}
         kept = {place: _limit(rooms[place], room * deepest) for place in bounds}
@@ -98,8 +98,8 @@ def shortest_s(work: Work) -> float:
             begin[task] = max((begin[before] + work.seconds[before] for before in work.needs[task]), default=0.0)
         else:
             waiting.append(task)
-    busy: dict[Place, float] = defaultdict(float)
-    first: dict[Place, float] = {}
+    busy: dict[Location, float] = defaultdict(float)
+    first: dict[Location, float] = {}
     for task in work.tasks:
         busy[task[0]] += work.seconds[task]
         first[task[0]] = min(first.get(task[0], float("inf")), begin.get(task, float("inf")))
@@ -142,8 +142,8 @@ class _Run:
     def __init__(
         self,
         steps: _Steps,
-        weights: Mapping[Place, Sequence[int]],
-        rooms: Mapping[Place, Room],
+        weights: Mapping[Location, Sequence[int]],
+        rooms: Mapping[Location, Room],
         rule: _Rule,
         enough_s: float,
     ) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.order.schedule import Place, Schedule, Work, makespan_s
+from elaswave_fx.plan.order.schedule import Location, Schedule, Work, makespan_s
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.lane_times import plan_work
 from elaswave_fx.plan.work.cost import ROUNDING
@@ -43,7 +43,7 @@ _Choice = tuple[int, ...]
 class Clocks:
     """A point for every rank, the seconds of the pipeline at these, and the joules of all ranks meanwhile."""
 
-    points: Mapping[Place, OperatingPoint]
+    points: Mapping[Location, OperatingPoint]
     seconds: float
     energy_j: float
 
@@ -64,7 +64,7 @@ def choose_clocks(work: Work, schedule: Schedule, topology: Topology, tasks_most
         groups = [_Group(work, schedule, topology, tuple(schedule), budget)]
     floor_s = max(group.least_s() for group in groups)
     found: dict[tuple[object, ...], _Choice] = {}
-    points: dict[Place, OperatingPoint] = {}
+    points: dict[Location, OperatingPoint] = {}
     for group in groups:
         if group.kind not in found:
             found[group.kind] = group.best(floor_s)
@@ -112,7 +112,7 @@ def _ranks(ranks: Sequence[Rank]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {number_ranges(ranks)}"
 
 
-def _independent(work: Work, schedule: Schedule) -> list[tuple[Place, ...]]:
+def _independent(work: Work, schedule: Schedule) -> list[tuple[Location, ...]]:
     """Ranks that exchange nothing with others in the pipeline, such as lanes, apart."""
     group_of = {rank: {rank} for rank in schedule}
     for task, needs in work.needs.items():
@@ -134,7 +134,7 @@ class _Group:
     """Ranks whose clocks are chosen together."""
 
     def __init__(
-        self, work: Work, schedule: Schedule, topology: Topology, ranks: tuple[Place, ...], budget: _Budget
+        self, work: Work, schedule: Schedule, topology: Topology, ranks: tuple[Location, ...], budget: _Budget
     ) -> None:
         assert topology.power is not None
         self.ranks, self._topology, self._budget = ranks, topology, budget
@@ -167,7 +167,7 @@ class _Group:
         order = tuple(self._schedule[rank] for rank in self.ranks)
         return needs, tuple(self._work.seconds.values()), links, order
 
-    def _link(self, a: Place, b: Place) -> Link:
+    def _link(self, a: Location, b: Location) -> Link:
         return self._topology.link(Rank(a), Rank(b))
 
     def seconds(self, choice: _Choice) -> float:

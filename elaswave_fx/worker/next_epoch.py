@@ -1,8 +1,8 @@
-"""What a planned stop is for, made ready while the steps before it run, so that nobody waits for that.
+"""What the next epoch needs, prepared while the steps before a planned reconfiguration run.
 
-foresight.expect(text, 41)      the agent has heard of the plan, which begins with step 41; returns at once
-foresight.plan(text)        ->  the Plan of the epoch that came; one that was expected is there, with its engine spec
-foresight.feed(plan, 41)    ->  the feed of its tile; of a plan that was expected the first batches are there, too
+next_epoch.prepare(text, 41)    the agent has received the plan, which begins with step 41; returns at once
+next_epoch.plan(text)       ->  the Plan of the epoch; one that was prepared is there, with its engine spec
+next_epoch.feed(plan, 41)   ->  the feed of its tile; of a plan that was prepared the first batches are there, too
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from elaswave_fx.worker.engine import RankEngine
 from elaswave_fx.worker.feed import InputFeed
 
 
-class Foresight:
-    """`expect` is the agent's, all else the main thread's.
+class NextEpoch:
+    """`prepare` is called by the agent, all else by the main thread.
 
     Args:
         engine: that of the rank, which may come later than this.
@@ -35,20 +35,20 @@ class Foresight:
     ) -> None:
         self.reads_alike = reads_alike
         self._rank, self._engine, self._make_feed = rank, engine, make_feed
-        self._thread = ThreadPoolExecutor(1, "foresight")  # It begins with the first plan, after all forks.
-        self._expected: tuple[str, Future[Plan]] | None = None
+        self._thread = ThreadPoolExecutor(1, "next-epoch")  # It begins with the first plan, after all forks.
+        self._prepared: tuple[str, Future[Plan]] | None = None
         self._lock = threading.Lock()  # of what follows
         self._ahead: tuple[Plan, InputFeed] | None = None
 
-    def expect(self, text: str, first_step: int) -> None:
+    def prepare(self, text: str, first_step: int) -> None:
         """A plan of that text is likely to follow, and to begin with that step."""
-        if self._expected is None or self._expected[0] != text:
-            self._expected = text, self._thread.submit(self._read, text, first_step)
+        if self._prepared is None or self._prepared[0] != text:
+            self._prepared = text, self._thread.submit(self._read, text, first_step)
 
     def plan(self, text: str) -> Plan:
         """The plan of that text."""
-        expected, self._expected = self._expected, None
-        return expected[1].result() if expected is not None and expected[0] == text else Plan.from_json(text)
+        prepared, self._prepared = self._prepared, None
+        return prepared[1].result() if prepared is not None and prepared[0] == text else Plan.from_json(text)
 
     def feed(self, plan: Plan, first_step: int) -> InputFeed:
         """Of the tile that the rank has by a plan that `plan` gave; the caller closes it."""
@@ -68,13 +68,13 @@ class Foresight:
     def _read(self, text: str, first_step: int) -> Plan:
         plan, engine = Plan.from_json(text), self._engine()
         if engine is not None and self._rank in plan.ranks:
-            engine.foresee(plan)
+            engine.precompute(plan)
             if not self.reads_alike(engine.plan, plan):
                 self._keep((plan, self._make_feed(plan, first_step)))
         return plan
 
     def _keep(self, ahead: tuple[Plan, InputFeed] | None) -> None:
-        """At most one is kept: a plan that was expected need not come."""
+        """At most one is kept: a plan that was prepared need not come."""
         with self._lock:
             before, self._ahead = self._ahead, ahead
         if before is not None:

@@ -12,20 +12,20 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.worker.engine import RankEngine
 from elaswave_fx.worker.feed import InputFeed
-from elaswave_fx.worker.foresight import Foresight
+from elaswave_fx.worker.next_epoch import NextEpoch
 from tests.plan.samples import chain
 
 TWO, ONE = (plan_lanes(chain(), local_topology(ranks), [(1,) * ranks], copies=0).to_json() for ranks in (2, 1))
 
 
 class Engine:
-    """What an engine is told to foresee; it runs the plan for one rank."""
+    """What an engine is told to precompute; it runs the plan for one rank."""
 
     def __init__(self) -> None:
         self.told: list[Plan] = []
         self.plan = Plan.from_json(ONE)
 
-    def foresee(self, plan: Plan) -> None:
+    def precompute(self, plan: Plan) -> None:
         self.told.append(plan)
 
 
@@ -51,18 +51,18 @@ class Feeds:
         return cast(InputFeed, self.made[-1])
 
 
-def foresight(engine: Engine | None, rank: int = 1, feeds: Feeds | None = None) -> Foresight:
+def next_epoch(engine: Engine | None, rank: int = 1, feeds: Feeds | None = None) -> NextEpoch:
     def reads_alike(was: Plan, now: Plan) -> bool:
         return was.tile(Rank(rank)) == now.tile(Rank(rank))
 
-    return Foresight(Rank(rank), lambda: cast(RankEngine, engine), feeds or Feeds(), reads_alike)
+    return NextEpoch(Rank(rank), lambda: cast(RankEngine, engine), feeds or Feeds(), reads_alike)
 
 
 def test_a_plan_that_was_expected_is_that_which_the_engine_was_told() -> None:
     engine = Engine()
-    found = foresight(engine, rank=0)
-    found.expect(TWO, 7)
-    found.expect(TWO, 7)
+    found = next_epoch(engine, rank=0)
+    found.prepare(TWO, 7)
+    found.prepare(TWO, 7)
     plan = found.plan(TWO)
     assert [id(told) for told in engine.told] == [id(plan)] and plan.to_json() == TWO
     assert found.plan(TWO) is not plan, "one epoch has a plan"
@@ -70,33 +70,33 @@ def test_a_plan_that_was_expected_is_that_which_the_engine_was_told() -> None:
 
 def test_another_one_may_come() -> None:
     engine = Engine()
-    found = foresight(engine, rank=0)
-    found.expect(TWO, 7)
+    found = next_epoch(engine, rank=0)
+    found.prepare(TWO, 7)
     assert found.plan(ONE).to_json() == ONE
-    assert foresight(engine).plan(TWO).to_json() == TWO, "none was expected"
+    assert next_epoch(engine).plan(TWO).to_json() == TWO, "none was expected"
 
 
 @pytest.mark.parametrize("engine", [Engine(), None])
-def test_who_leaves_or_has_no_engine_yet_foresees_no_more_than_the_plan(engine: Engine | None) -> None:
+def test_who_leaves_or_has_no_engine_yet_prepares_no_more_than_the_plan(engine: Engine | None) -> None:
     feeds = Feeds()
-    found = foresight(engine, feeds=feeds)
-    found.expect(ONE if engine is not None else TWO, 7)
+    found = next_epoch(engine, feeds=feeds)
+    found.prepare(ONE if engine is not None else TWO, 7)
     assert found.plan(ONE if engine is not None else TWO).ranks
     assert engine is None or not engine.told
     assert not feeds.made
 
 
 def test_what_is_no_plan_is_said_to_whoever_asks_for_it() -> None:
-    found = foresight(Engine())
-    found.expect("{}", 7)
+    found = next_epoch(Engine())
+    found.prepare("{}", 7)
     with pytest.raises(PlanError):
         found.plan("{}")
 
 
 def test_the_feed_of_another_tile_is_made_with_the_plan() -> None:
     feeds = Feeds()
-    found = foresight(Engine(), rank=0, feeds=feeds)
-    found.expect(TWO, 7)
+    found = next_epoch(Engine(), rank=0, feeds=feeds)
+    found.prepare(TWO, 7)
     plan = found.plan(TWO)
     (ahead,) = feeds.made
     assert (ahead.plan, ahead.first_step) == (plan, 7)
@@ -108,18 +108,18 @@ def test_the_feed_of_another_tile_is_made_with_the_plan() -> None:
 
 def test_the_feed_of_a_tile_that_stays_is_not_made_anew() -> None:
     feeds = Feeds()
-    found = foresight(Engine(), rank=0, feeds=feeds)
-    found.expect(ONE, 7)
+    found = next_epoch(Engine(), rank=0, feeds=feeds)
+    found.prepare(ONE, 7)
     assert found.plan(ONE).to_json() == ONE and not feeds.made
 
 
 @pytest.mark.parametrize("then", ["another is expected", "another comes", "the work is over"])
 def test_the_feed_of_a_plan_that_does_not_come_is_closed(then: str) -> None:
     feeds = Feeds()
-    found = foresight(Engine(), rank=0, feeds=feeds)
-    found.expect(TWO, 7)
+    found = next_epoch(Engine(), rank=0, feeds=feeds)
+    found.prepare(TWO, 7)
     if then == "another is expected":
-        found.expect(TWO + " ", 9)
+        found.prepare(TWO + " ", 9)
         found.plan(TWO + " ")
     elif then == "another comes":
         found.plan(TWO)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 
-from elaswave_fx.control.protocol.card import Card
-from elaswave_fx.control.protocol.messages import Ended, Gone, Heartbeat, Prepared, ProbeStore, Reshape, Told
+from elaswave_fx.control.protocol.member_info import MemberInfo
+from elaswave_fx.control.protocol.messages import Ended, Gone, Heartbeat, Prepared, ProbeStore, RankReport, Reshape
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Ballot, Certificate, Report, Stamp, Vote
 from elaswave_fx.control.store.ledger import fault_of_payload
@@ -29,7 +29,7 @@ FILES_MOST = 1 << 14
 _HIGHEST = (1 << 63) - 1
 
 
-def fault_of(message: Heartbeat | Prepared | Ended | Gone | ProbeStore | Told, register: Register) -> str | None:
+def fault_of(message: Heartbeat | Prepared | Ended | Gone | ProbeStore | RankReport, register: Register) -> str | None:
     """What is wrong with a message of the rank that it names; the first that is found."""
     job = _Job(register)
     if isinstance(message, Heartbeat):
@@ -43,25 +43,25 @@ def fault_of(message: Heartbeat | Prepared | Ended | Gone | ProbeStore | Told, r
     return None
 
 
-def fault_of_card(card: Card) -> str | None:
-    """What is wrong with the place that a card names, to which all others are to connect."""
-    if not 1 <= card.port <= 65535:
-        return f"it listens on port {card.port}"
-    if card.memory_bytes is not None and not 0 < card.memory_bytes <= _HIGHEST:
-        return f"it has {card.memory_bytes} bytes of memory"
-    texts = (card.host, card.failure_domain, card.memory_domain, card.data_digest)
-    texts += (*card.versions, *card.versions.values(), *card.code, *card.code.values())
-    too_many = len(card.versions) > TEXT_MOST or len(card.code) > FILES_MOST
-    if not card.host or max(map(len, texts)) > TEXT_MOST or too_many:
-        return "it names no host, or says more than a card has room for"
+def fault_of_member(info: MemberInfo) -> str | None:
+    """What is wrong with the place that a rank names, to which all others are to connect."""
+    if not 1 <= info.port <= 65535:
+        return f"it listens on port {info.port}"
+    if info.memory_bytes is not None and not 0 < info.memory_bytes <= _HIGHEST:
+        return f"it has {info.memory_bytes} bytes of memory"
+    texts = (info.host, info.failure_domain, info.memory_domain, info.data_digest)
+    texts += (*info.versions, *info.versions.values(), *info.code, *info.code.values())
+    too_many = len(info.versions) > TEXT_MOST or len(info.code) > FILES_MOST
+    if not info.host or max(map(len, texts)) > TEXT_MOST or too_many:
+        return "it names no host, or has a field that is too long"
     return None
 
 
-def fault_of_wish(wish: Reshape) -> str | None:
+def fault_of_reshape(reshape: Reshape) -> str | None:
     """What is wrong with lanes that somebody wants."""
-    numbers = [number for number in (wish.dp, wish.pp) if number is not None]
+    numbers = [number for number in (reshape.dp, reshape.pp) if number is not None]
     if any(not 1 <= number <= RANKS_MOST for number in numbers):
-        return f"{wish.dp} lanes of {wish.pp} stages are none"
+        return f"{reshape.dp} lanes of {reshape.pp} stages are none"
     return None
 
 

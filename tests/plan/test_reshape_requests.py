@@ -8,7 +8,7 @@ import pytest
 
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.next.goal import successor, why_never
-from elaswave_fx.plan.next.rank_news import RankNews, Wish
+from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.work.box import numbered
@@ -22,14 +22,14 @@ def shape(plan: Plan) -> tuple[int, ...]:
     return tuple(len(lane.stages) for lane in plan.lanes)
 
 
-def carried_out(plan: Plan, wish: Wish) -> list[Plan]:
-    """The plans from the wish on, each with all copies of the one before, until nothing follows."""
+def carried_out(plan: Plan, reshape: ReshapeRequest) -> list[Plan]:
+    """The plans from the reshape on, each with all copies of the one before, until nothing follows."""
     plans = [plan]
-    news = RankNews(wish=wish)
+    request = ReplanRequest(reshape=reshape)
     while True:
         copies = {number: box.replica_ranks for number, box in numbered(plans[-1].boxes)}
-        following = successor(plans[-1], copies, 1, news)
-        news = RankNews()
+        following = successor(plans[-1], copies, 1, request)
+        request = ReplanRequest()
         if following is None:
             return plans[1:]
         check_plan(following)
@@ -41,7 +41,7 @@ def carried_out(plan: Plan, wish: Wish) -> list[Plan]:
 @pytest.mark.parametrize("after", SHAPES)
 def test_lanes_become_what_was_asked_for_and_stay(before: tuple[int, int], after: tuple[int, int]) -> None:
     plan = job(*before, units=8, samples=8 // before[0], room=None)
-    plans = carried_out(plan, Wish(*after))
+    plans = carried_out(plan, ReshapeRequest(*after))
     if before == after:
         assert plans == []
         return
@@ -55,11 +55,11 @@ def test_lanes_become_what_was_asked_for_and_stay(before: tuple[int, int], after
 
 
 @pytest.mark.parametrize("goals", ["blocking", "never"])
-@pytest.mark.parametrize("wish", [Wish(4, 1), Wish()])
-def test_a_wish_is_carried_out_in_every_mode(goals: str, wish: Wish) -> None:
+@pytest.mark.parametrize("reshape", [ReshapeRequest(4, 1), ReshapeRequest()])
+def test_a_reshape_is_carried_out_in_every_mode(goals: str, reshape: ReshapeRequest) -> None:
     plan = with_goals(job(1, 4, units=8, samples=8, room=None, link=Link()), goals)
-    plans = carried_out(plan, wish)
-    assert plans[-1].predicted.step_s < 0.9 * plan.predicted.step_s and plans[-1].is_asked != wish.is_best
+    plans = carried_out(plan, reshape)
+    assert plans[-1].predicted.step_s < 0.9 * plan.predicted.step_s and plans[-1].is_asked != reshape.is_best
     moved = [Transition.of(a, b).parameter_bytes for a, b in pairwise((plan, *plans))]
     if goals == "blocking":
         assert plans[0].lanes == plans[-1].lanes and moved[0] > 0 and all(each.goal is None for each in plans)
@@ -69,16 +69,16 @@ def test_a_wish_is_carried_out_in_every_mode(goals: str, wish: Wish) -> None:
 
 def test_the_best_is_looked_for_when_the_user_wants_it() -> None:
     plan = job(1, 4, units=8, samples=8, room=None, link=Link())
-    assert carried_out(plan, Wish(1, 4)) == []
-    plans = carried_out(plan, Wish())
+    assert carried_out(plan, ReshapeRequest(1, 4)) == []
+    plans = carried_out(plan, ReshapeRequest())
     assert plans[-1].predicted.step_s < 0.9 * plan.predicted.step_s and not plans[-1].is_asked
-    again = carried_out(plans[-1], Wish(1, 4))
+    again = carried_out(plans[-1], ReshapeRequest(1, 4))
     assert shape(again[-1]) == (4,)
 
 
-def test_a_loss_ends_a_wish() -> None:
+def test_a_loss_ends_a_reshape() -> None:
     plan = job(4, 1, units=8, samples=2, room=None)
-    first = carried_out(plan, Wish(1, 4))[0]
+    first = carried_out(plan, ReshapeRequest(1, 4))[0]
     left = change(first, 0, 1, 3)
     assert left.goal is None or not left.goal.is_asked
     assert not left.is_asked
@@ -86,8 +86,8 @@ def test_a_loss_ends_a_wish() -> None:
 
 def test_what_can_never_be_is_refused() -> None:
     plan = job(2, 2, units=8, samples=4, room=None)
-    assert why_never(plan, Wish(4, 2)) == "parallel.dp=4 parallel.pp=2: takes 8 ranks, and the job has 4"
-    assert why_never(plan, Wish(2, 2)) is None and why_never(plan, Wish()) is None
+    assert why_never(plan, ReshapeRequest(4, 2)) == "parallel.dp=4 parallel.pp=2: takes 8 ranks, and the job has 4"
+    assert why_never(plan, ReshapeRequest(2, 2)) is None and why_never(plan, ReshapeRequest()) is None
     small = job(4, 1, units=2, samples=1, room=None)
-    assert why_never(small, Wish(1, 3)) == "parallel.pp=3: the model has 2 units; nearest valid: 2"
-    assert carried_out(small, Wish(1, 3)) == []
+    assert why_never(small, ReshapeRequest(1, 3)) == "parallel.pp=3: the model has 2 units; nearest valid: 2"
+    assert carried_out(small, ReshapeRequest(1, 3)) == []

@@ -1,10 +1,10 @@
-"""What a rank that joined may tell the launcher: messages by kind, each with its fields, and nothing else.
+"""Reports of ranks that joined, for the launcher: which kinds there are, and the fields of each.
 
-    fault_of_told(Told(4, "eval", {"step": 50, "loss": 0.3, "count": 128}), steps_most=4146)   ->  None
-    fault_of_told(Told(4, "eval", {"step": "50"}), steps_most=4146)   ->  "eval: Object missing required field `count`"
+    fault_of_report(RankReport(4, "eval", {"step": 50, "loss": 0.3, "count": 128}), steps_most=4146)   ->  None
+    fault_of_report(RankReport(4, "eval", {"step": "50"}), …)  ->  "eval: Object missing required field `count`"
 
-The launcher writes what it is told to the files of the run, and trusts it. The coordinator passes on only what has all
-fields, of their types and within bounds; whoever says something else loses its connection.
+The launcher writes reports to the files of the run, and trusts them. The coordinator passes on only what has all
+fields, of their types and within bounds; a rank that reports anything else loses its connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from elaswave_fx.control.protocol.messages import Told
+from elaswave_fx.control.protocol.messages import RankReport
 from elaswave_fx.observe.rank_events import OF_ANY_RANK, Count, Name, Step, Words, tag_of
 
 _Tile = tuple[Count, Count, Count, Count]
@@ -74,7 +74,7 @@ _KINDS: Mapping[str, type] = {"step": _StepReport, "eval": _Eval, "share": _Shar
 _EVENTS: Mapping[str, type] = {tag_of(kind): kind for kind in OF_ANY_RANK}
 
 
-def fault_of_told(told: Told, steps_most: int) -> str | None:
+def fault_of_report(told: RankReport, steps_most: int) -> str | None:
     """What is wrong with it, in words; None if the launcher may have it. `steps_most`: no step is later."""
     fields: dict[str, Any] = dict(told.fields)
     event = fields.get("event") if told.kind == "event" else None

@@ -1,9 +1,9 @@
-"""A rank's card: who it is and where, made by whoever starts it, and what cards of a job have to say.
+"""A rank's info: who it is and where, made by whoever starts it, and what infos of a job have to say.
 
-In: the card of a rank that has proved the token, and what the coordinator knows. Out: why the rank is refused, in
+In: the info of a rank that has proved the token, and what the coordinator knows. Out: why the rank is refused, in
 words, or None. Pure. A rank that is refused ends; the job does not notice.
 
-    refusal(Card(3, …, versions={"torch": "2.12.0"}), Conditions({"torch": "2.13.0"}, …), 4, None)
+    refusal(MemberInfo(3, …, versions={"torch": "2.12.0"}), Conditions({"torch": "2.13.0"}, …), 4, None)
         ->  "it has torch 2.12.0, the job torch 2.13.0"
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elaswave_fx.plan.work.topology import Member, Rank, host_named
 
-CONTROL_VERSION = "6"
+CONTROL_VERSION = "7"
 """Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each
 other."""
 
@@ -28,7 +28,7 @@ UNNUMBERED = Rank(-2)
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class MemberInfo:
     """One rank, for as long as it lives.
 
     `number`: the rank's, which no other rank of the job has ever had. Ranks of one `failure_domain`, a machine, are
@@ -51,39 +51,39 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What every card of a job has to say."""
+    """What every info of a job has to say."""
 
     versions: dict[str, str] = field(default_factory=dict)
     data_digest: str = ""
     code: dict[str, str] = field(default_factory=dict)
 
 
-def member_of(card: Card) -> Member:
+def member_of(info: MemberInfo) -> Member:
     """A rank as plans know it, of whose speed nothing is known yet."""
-    host = host_named(card.memory_domain)
-    return Member(card.number, host, memory_bytes=card.memory_bytes, machine=card.failure_domain)
+    host = host_named(info.memory_domain)
+    return Member(info.number, host, memory_bytes=info.memory_bytes, machine=info.failure_domain)
 
 
-def refusal(card: Card, conditions: Conditions, numbers: int, before: Card | None) -> str | None:
+def refusal(info: MemberInfo, conditions: Conditions, numbers: int, before: MemberInfo | None) -> str | None:
     """Why a rank is refused; None if it is one of the job's.
 
-    `numbers`: so many the job has given so far, from 0 on. `before`: the card that this number has come with, if it
+    `numbers`: so many the job has given so far, from 0 on. `before`: the info that this number has come with, if it
     has: a rank that opens its stream again shows the same one.
     """
-    if not 0 <= card.number < numbers:
-        return f"no rank of the job has the number {card.number}, they go from 0 to {numbers - 1}"
-    differs = other_versions(card.versions, conditions)
+    if not 0 <= info.number < numbers:
+        return f"no rank of the job has the number {info.number}, they go from 0 to {numbers - 1}"
+    differs = other_versions(info.versions, conditions)
     if differs is not None:
         return differs
-    differs = _other_code(card.code, conditions.code)
+    differs = _other_code(info.code, conditions.code)
     if differs is not None:
         return differs
-    if card.data_digest != conditions.data_digest:
-        return f"it reads other data: the digest of its samples is {_shown(card.data_digest)}, the job's " + _shown(
+    if info.data_digest != conditions.data_digest:
+        return f"it reads other data: the digest of its samples is {_shown(info.data_digest)}, the job's " + _shown(
             conditions.data_digest
         )
-    if before is not None and card != before:
-        return f"rank {card.number} is another process already, that of {before.host} port {before.port}"
+    if before is not None and info != before:
+        return f"rank {info.number} is another process already, that of {before.host} port {before.port}"
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elaswave_fx.control.coordinator.told import fault_of_told
+from elaswave_fx.control.coordinator.rank_reports import fault_of_report
 from elaswave_fx.control.protocol import coordinator as membership
 from elaswave_fx.control.protocol.messages import (
     Connected,
@@ -22,12 +22,11 @@ from elaswave_fx.control.protocol.messages import (
     Heartbeat,
     Prepared,
     ProbeStore,
+    RankReport,
     Reshape,
     Tick,
-    Told,
 )
 from elaswave_fx.control.protocol.register import Register, Swap
-from elaswave_fx.control.protocol.sound import AHEAD_MOST, fault_of, fault_of_card, fault_of_wish
 from elaswave_fx.control.protocol.types import (
     SEED,
     Activation,
@@ -44,6 +43,7 @@ from elaswave_fx.control.protocol.types import (
     Vote,
     WorkSpan,
 )
+from elaswave_fx.control.protocol.validate import AHEAD_MOST, fault_of, fault_of_member, fault_of_reshape
 from elaswave_fx.control.store.ledger import Payload, line_of
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, OfRank, decode
 from elaswave_fx.errors import CommError, PlanError
@@ -55,7 +55,7 @@ from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 from tests.control.test_wire import address, coordinator, heard, met  # noqa: F401 - two of them are fixtures
 from tests.control.toy_planner import first_assignment
 
@@ -146,13 +146,15 @@ def test_a_rank_that_is_far_ahead_of_the_ledger_is_heard() -> None:
     ids=str,
 )  # fmt: skip
 def test_a_card_that_nobody_could_dial_is_refused(changed: dict[str, Any]) -> None:
-    assert fault_of_card(card_of(1)) is None
-    assert fault_of_card(replace(card_of(1), **changed)) is not None
+    assert fault_of_member(info_of(1)) is None
+    assert fault_of_member(replace(info_of(1), **changed)) is not None
 
 
 def test_lanes_are_positive_and_bounded() -> None:
-    assert fault_of_wish(Reshape(2, 4)) is fault_of_wish(Reshape(None, None)) is None
-    assert fault_of_wish(Reshape(0, 1)) and fault_of_wish(Reshape(1, HUGE)) and fault_of_wish(Reshape(-3, None))
+    assert fault_of_reshape(Reshape(2, 4)) is fault_of_reshape(Reshape(None, None)) is None
+    assert (
+        fault_of_reshape(Reshape(0, 1)) and fault_of_reshape(Reshape(1, HUGE)) and fault_of_reshape(Reshape(-3, None))
+    )
 
 
 # --- What is told to the launcher
@@ -183,19 +185,19 @@ EVENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def told(kind: str, fields: dict[str, Any]) -> Told:
-    return Told(Rank(3), kind, fields)
+def told(kind: str, fields: dict[str, Any]) -> RankReport:
+    return RankReport(Rank(3), kind, fields)
 
 
-def event(kind: str, **fields: Any) -> Told:
+def event(kind: str, **fields: Any) -> RankReport:
     return told("event", {"event": kind, "epoch": 4, "at_s": 3.5, **fields})
 
 
 def test_what_ranks_tell_the_launcher_is_passed_on() -> None:
     for kind, fields in TOLD.items():
-        assert fault_of_told(told(kind, fields), 100) is None
+        assert fault_of_report(told(kind, fields), 100) is None
     for kind, fields in EVENTS.items():
-        assert fault_of_told(event(kind, **fields), 100) is None, kind
+        assert fault_of_report(event(kind, **fields), 100) is None, kind
 
 
 @pytest.mark.parametrize("kind", [*TOLD, *(f"event {kind}" for kind in EVENTS)])
@@ -207,15 +209,15 @@ def test_each_field_has_to_be_there_and_of_its_type(kind: str) -> None:
             if (isinstance(wrong, float) and isinstance(whole[field], str | list | dict)) or not isinstance(
                 wrong, float
             ):
-                assert fault_of_told(told(name, {**whole, field: wrong}), 100) is not None, (field, wrong)
-    assert fault_of_told(told(name, {**whole, "rolled_back_to": 3}), 100) is not None
-    assert fault_of_told(told(name, {}), 100) is not None
+                assert fault_of_report(told(name, {**whole, field: wrong}), 100) is not None, (field, wrong)
+    assert fault_of_report(told(name, {**whole, "rolled_back_to": 3}), 100) is not None
+    assert fault_of_report(told(name, {}), 100) is not None
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        told("done", {}), told("error", {"classes": []}), told("hello", {"card": {}}), told("x" * 5000, {}),
+        told("done", {}), told("error", {"classes": []}), told("hello", {"info": {}}), told("x" * 5000, {}),
         event("agreed", members=[1], lost=[], step=3, steps_redone=0, how=None, why="", rolled_back_to=0),
         event("over", reason="I say so"), event("detected", ranks=[0], cause="me"), told("event", {"event": ["left"]}),
         event("left", step=3, cause="gone"), told("eval", {**TOLD["eval"], "step": 101}),
@@ -223,8 +225,8 @@ def test_each_field_has_to_be_there_and_of_its_type(kind: str) -> None:
     ],
     ids=lambda each: f"{each.kind[:10]} {str(each.fields)[:40]}",
 )  # fmt: skip
-def test_what_the_launcher_would_fall_over_stays_away(wrong: Told) -> None:
-    assert fault_of_told(wrong, 100) is not None
+def test_what_the_launcher_would_fall_over_stays_away(wrong: RankReport) -> None:
+    assert fault_of_report(wrong, 100) is not None
 
 
 # --- Any damage: what is taken for sound breaks no machine
@@ -290,11 +292,11 @@ def test_whatever_is_passed_on_breaks_no_launcher(kind: str, tmp_path: Path) -> 
     for seed in range(300):
         fields = damaged(random.Random(seed), whole)
         try:
-            said = decode(msgspec.msgpack.encode(["Told", {"rank": 3, "kind": name, "fields": fields}]))
+            said = decode(msgspec.msgpack.encode(["RankReport", {"rank": 3, "kind": name, "fields": fields}]))
         except CommError:
             continue
-        assert isinstance(said, Told)
-        if fault_of_told(said, 1000) is not None:
+        assert isinstance(said, RankReport)
+        if fault_of_report(said, 1000) is not None:
             continue
         recorder = Recorder(RunDirectory(tmp_path))
         recorder._expect(2, 4)

@@ -1,15 +1,15 @@
-"""When ranks that were too slow for any work are tried again, and at which speed. Pure.
+"""Probation of ranks that were too slow for any work: when they are tried again, and at which speed. Pure.
 
-In: which ranks a plan leaves without work for their speeds, and the time. Out: speeds to plan with as if they were so.
+In: the ranks that a plan leaves without work for their speeds, and the time. Out: speeds that the planner may assume.
 
-    trials = Trials().seen(SlowRanks({2: Drained(0.1, 1.0)}), now_s=0.0)
-    trials.speeds(59.0)   ->  {}
-    trials.speeds(61.0)   ->  {2: 0.2}       then 0.4 after 120 s, 0.8, 1.0
+    probation = Probation().seen(SlowRanks({2: DrainedRank(0.1, 1.0)}), now_s=0.0)
+    probation.speeds(59.0)   ->  {}
+    probation.speeds(61.0)   ->  {2: 0.2}       then 0.4 after 120 s, 0.8, 1.0
 
-Who has no work is not measured, so nobody learns that it is fast again. What is assumed of such a rank doubles every
-`wait_s`, until the planner has work for it: the least that pays, so that one that is still slow holds the others up
-little. That one is measured, and drained again, and then `wait_s` is doubled. One that is faster has its share by what
-was measured. Who is on trial the plan says; how long somebody has waited is forgotten with the coordinator.
+A rank without work is not measured, so nothing shows that it is fast again. The speed that is assumed of it doubles
+every `wait_s`, until the planner has work for it: the least that pays, so that a rank which is still slow holds the
+others up little. It is measured then; if it is drained again, `wait_s` doubles, and if it is faster, its share follows
+what was measured. The plan says which ranks are on trial; how long they have waited is lost with the coordinator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class DrainedRank:
     """A rank without work: its `speed`, and the highest of those that have some, beyond which nothing is assumed."""
 
     speed: float
@@ -38,20 +38,20 @@ class Drained:
 class SlowRanks:
     """What a plan says of them. `on_trial`: those that it gives work though they were too slow for any."""
 
-    drained: Mapping[Rank, Drained] = field(default_factory=dict[Rank, Drained])
+    drained: Mapping[Rank, DrainedRank] = field(default_factory=dict[Rank, DrainedRank])
     on_trial: frozenset[Rank] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Trials:
+class Probation:
     """`drained`: as the plan in force says; `since_s`: when they had work last. `wait_s`: of them, and of those that
     are on trial."""
 
-    drained: Mapping[Rank, Drained] = field(default_factory=dict[Rank, Drained])
+    drained: Mapping[Rank, DrainedRank] = field(default_factory=dict[Rank, DrainedRank])
     since_s: Mapping[Rank, float] = field(default_factory=dict[Rank, float])
     wait_s: Mapping[Rank, float] = field(default_factory=dict[Rank, float])
 
-    def seen(self, slow: SlowRanks, now_s: float) -> Trials:
+    def seen(self, slow: SlowRanks, now_s: float) -> Probation:
         """After a look at the plan in force."""
         since_s = {rank: self.since_s.get(rank, now_s) for rank in slow.drained}
         wait_s = {rank: self.wait_s.get(rank, WAIT_S) for rank in slow.on_trial}
@@ -59,7 +59,7 @@ class Trials:
             known_s = self.wait_s.get(rank, WAIT_S)
             has_failed = rank in self.wait_s and rank not in self.since_s  # it was on trial until now
             wait_s[rank] = min(2 * known_s, MOST_WAIT_S) if has_failed else known_s
-        return Trials(slow.drained, since_s, wait_s)
+        return Probation(slow.drained, since_s, wait_s)
 
     def speeds(self, now_s: float) -> Mapping[Rank, float]:
         """Of those that may be tried, higher than the plan takes them for."""

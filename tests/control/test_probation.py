@@ -8,46 +8,46 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from elaswave_fx.control.coordinator.plan_cache import PlanCache, Planner
+from elaswave_fx.control.protocol.probation import MOST_WAIT_S, WAIT_S, DrainedRank, Probation, SlowRanks
 from elaswave_fx.control.protocol.speed_meter import WINDOW, Expected, SpeedMeter
-from elaswave_fx.control.protocol.trials import MOST_WAIT_S, WAIT_S, Drained, SlowRanks, Trials
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import plan_uniform
-from elaswave_fx.plan.next.rank_news import RankNews
+from elaswave_fx.plan.next.replan_request import ReplanRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import asking, chain
 
 TWO = Rank(2)
-DRAINED = SlowRanks({TWO: Drained(0.1, 1.0)})
+DRAINED = SlowRanks({TWO: DrainedRank(0.1, 1.0)})
 ON_TRIAL = SlowRanks(on_trial=frozenset({TWO}))
 
 
 def test_what_is_assumed_doubles_until_it_is_what_others_have() -> None:
-    trials = Trials().seen(DRAINED, 5.0)
-    assert trials.seen(DRAINED, 50.0) == trials, "it has waited since the first look"
+    probation = Probation().seen(DRAINED, 5.0)
+    assert probation.seen(DRAINED, 50.0) == probation, "it has waited since the first look"
     times = [5.0 + waits * WAIT_S for waits in (0.0, 0.9, 1.0, 2.5, 3.0, 4.0, 1e6)]
-    assert [trials.speeds(now_s).get(TWO) for now_s in times] == [None, None, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [probation.speeds(now_s).get(TWO) for now_s in times] == [None, None, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
 def test_who_proves_slow_again_waits_twice_as_long_and_who_was_fast_does_not() -> None:
-    trials, now_s, waits = Trials(), 0.0, []
+    probation, now_s, waits = Probation(), 0.0, []
     for _ in range(9):
-        trials = trials.seen(DRAINED, now_s)
-        waits.append(trials.wait_s[TWO])
-        assert trials.speeds(now_s + waits[-1] - 1e-3) == {} and trials.speeds(now_s + waits[-1]) == {TWO: 0.2}
+        probation = probation.seen(DRAINED, now_s)
+        waits.append(probation.wait_s[TWO])
+        assert probation.speeds(now_s + waits[-1] - 1e-3) == {} and probation.speeds(now_s + waits[-1]) == {TWO: 0.2}
         now_s += waits[-1]
-        trials = trials.seen(ON_TRIAL, now_s)
-        assert trials.speeds(now_s) == {}
+        probation = probation.seen(ON_TRIAL, now_s)
+        assert probation.speeds(now_s) == {}
     assert waits[:3] == [WAIT_S, 2 * WAIT_S, 4 * WAIT_S] and waits[-1] == MOST_WAIT_S
-    trials = trials.seen(SlowRanks(), now_s)  # it was measured, and is on trial no more
-    assert trials == Trials() and trials.seen(DRAINED, now_s).wait_s == {TWO: WAIT_S}
+    probation = probation.seen(SlowRanks(), now_s)  # it was measured, and is on trial no more
+    assert probation == Probation() and probation.seen(DRAINED, now_s).wait_s == {TWO: WAIT_S}
 
 
 def test_a_new_coordinator_waits_from_its_first_look_and_knows_who_is_on_trial() -> None:
-    assert Trials().seen(DRAINED, 1000.0).speeds(1000.0 + WAIT_S) == {TWO: 0.2}
-    trials = Trials().seen(ON_TRIAL, 1000.0).seen(DRAINED, 1010.0)
-    assert trials.wait_s == {TWO: 2 * WAIT_S}
+    assert Probation().seen(DRAINED, 1000.0).speeds(1000.0 + WAIT_S) == {TWO: 0.2}
+    probation = Probation().seen(ON_TRIAL, 1000.0).seen(DRAINED, 1010.0)
+    assert probation.wait_s == {TWO: 2 * WAIT_S}
 
 
 def test_a_rank_on_trial_is_held_against_those_whose_speeds_are_known() -> None:
@@ -68,16 +68,18 @@ def plans(layout: tuple[int, int], speed_at: Callable[[float], float], until_s: 
     workload = asking(chain(6, 24, costs=[2e-3] * 6), micro_batch=1)
     plan = plan_uniform(workload, local_topology(layout[0] * layout[1]), *layout)
     present, ahead = planner.read(plan.to_json()), PlanCache(planner)
-    meter, trials = SpeedMeter.of(planner.expected(present)), Trials()
+    meter, probation = SpeedMeter.of(planner.expected(present)), Probation()
     while now_s < until_s:
         expected = planner.expected(present)
         true = {rank: speed_at(now_s) if rank == TWO else 1.0 for rank in expected}
         busy_s = {rank: each.busy_s * each.speed / true[rank] for rank, each in expected.items()}
         now_s += max(busy_s.values())
         meter = meter.heard(busy_s)
-        trials = trials.seen(planner.slow_ranks(present), now_s)
+        probation = probation.seen(planner.slow_ranks(present), now_s)
         held = {number: box.replica_ranks for number, box in numbered(present.plan.boxes)}
-        following = ahead.successor(present, held, RankNews(meter.speeds() or {}, trials=trials.speeds(now_s)))
+        following = ahead.successor(
+            present, held, ReplanRequest(meter.speeds() or {}, probation=probation.speeds(now_s))
+        )
         if following is not None:
             check_plan(following.plan)
             assert Plan.from_json(following.text) == following.plan, "another coordinator reads the same"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.protocol.card import OWN_CODE, Card, Conditions, refusal
+from elaswave_fx.control.protocol.member_info import OWN_CODE, Conditions, MemberInfo, refusal
 from elaswave_fx.plan.work.topology import Rank
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 
 CODE = {"mine.py": "aa", "numpy": "2.4.6"}
 JOB = Conditions({OWN_CODE: "c" * 16, "elaswave_fx": "0.1.0", "torch": "2.13.0"}, "a" * 64, CODE)
-CARD = replace(card_of(2), versions=dict(JOB.versions), data_digest=JOB.data_digest, code=CODE)
+CARD = replace(info_of(2), versions=dict(JOB.versions), data_digest=JOB.data_digest, code=CODE)
 NUMBERS = 4
 
 
@@ -22,7 +22,7 @@ def test_a_rank_of_the_job_is_taken_and_taken_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "why"),
+    ("info", "why"),
     [
         (replace(CARD, number=Rank(4)), "no rank of the job has the number 4, they go from 0 to 3"),
         (replace(CARD, number=Rank(-1)), "no rank of the job has the number -1, they go from 0 to 3"),
@@ -53,8 +53,8 @@ def test_a_rank_of_the_job_is_taken_and_taken_again() -> None:
         ),
     ],
 )  # fmt: skip
-def test_who_is_none_of_the_jobs_is_refused(card: Card, why: str) -> None:
-    assert refusal(card, JOB, NUMBERS, None) == why
+def test_who_is_none_of_the_jobs_is_refused(info: MemberInfo, why: str) -> None:
+    assert refusal(info, JOB, NUMBERS, None) == why
 
 
 def test_a_number_that_another_process_has_is_refused() -> None:

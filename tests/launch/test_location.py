@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from elaswave_fx.control.protocol.card import member_of
+from elaswave_fx.control.protocol.member_info import member_of
 from elaswave_fx.launch.joined import place_in_job
-from elaswave_fx.launch.place import here
+from elaswave_fx.launch.location import here
 from elaswave_fx.plan.work.topology import Host, Rank
-from tests.control.cards import card_of
+from tests.control.member_infos import info_of
 
 
 def test_hosts_are_emulated_where_the_launcher_is_and_nowhere_else() -> None:
@@ -25,7 +25,7 @@ def test_hosts_are_emulated_where_the_launcher_is_and_nowhere_else() -> None:
 
 
 def test_a_member_is_as_its_card_says() -> None:
-    card = replace(card_of(3), failure_domain="rack 7", memory_domain="rack 7/machine-x/1", memory_bytes=1 << 34)
-    member = member_of(card)
+    info = replace(info_of(3), failure_domain="rack 7", memory_domain="rack 7/machine-x/1", memory_bytes=1 << 34)
+    member = member_of(info)
     assert (member.rank, member.machine, member.memory_bytes, member.speed) == (3, "rack 7", 1 << 34, 1.0)
-    assert member.host == member_of(replace(card, number=Rank(9))).host != member_of(card_of(3)).host == Host(3)
+    assert member.host == member_of(replace(info, number=Rank(9))).host != member_of(info_of(3)).host == Host(3)

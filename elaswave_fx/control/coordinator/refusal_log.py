@@ -1,6 +1,6 @@
-"""Lines of the coordinator's log about those who come without the job's token: any number may come, and few lines do.
+"""Log lines about refused peers, most of them without the job's token: any number may connect, and few lines follow.
 
-log = StrangerLog()
+log = RefusalLog()
 log.line("10.0.0.7:4711: …", now_s)   ->  "refused: 10.0.0.7:4711: …", or None: too soon after the last one
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 
 EVERY_S = 5.0
-"""Between two lines at least."""
+"""Seconds between two lines, at least."""
 
 
-class StrangerLog:
-    """What was left out is counted, and said with the next line."""
+class RefusalLog:
+    """Refusals without a line are counted in the next one."""
 
     def __init__(self) -> None:
         self._next_s, self._left_out = -math.inf, 0
 
     def line(self, why: str, now_s: float) -> str | None:
-        """The line about a stranger, if there is to be one."""
+        """Return the line about a refusal, or None."""
         if now_s < self._next_s:
             self._left_out += 1
             return None
