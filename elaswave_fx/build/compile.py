@@ -111,7 +111,7 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
         fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
         raise CaptureError(
             f"model: {type(model).__name__} does not run{failing_line(error)} on the fields of the data, {fields}: "
-            f"{reason}; forward takes them by these names, samples first"
+            f"{reason}; forward takes them by these names, samples first, a multiple of parallel.granule at once"
         ) from error
     check_output(output)
 

@@ -22,9 +22,8 @@ def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, obje
     import hydra.utils
     from hydra.errors import InstantiationException
 
-    target = spec.get("_target_")
+    target, found = spec.get("_target_"), import_target(key, spec)
     try:
-        found = hydra.utils.get_object(str(target))
         parameters = parameters_of(found)
         extra = {name: value for name, value in (offered or {}).items() if name in parameters and name not in spec}
         return hydra.utils.instantiate(completed({**spec, **extra}), _convert_="all")
@@ -32,8 +31,28 @@ def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, obje
         cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
         if isinstance(cause, ConfigError):
             raise cause from error
-        reason = " ".join(str(cause).split())
-        raise ConfigError(f"{key}._target_={target}: cannot be built: {type(cause).__name__}: {reason}") from error
+        raise ConfigError(f"{key}._target_={target}: cannot be built: {_reason(cause)}") from error
+
+
+def import_target(key: str, spec: Mapping[str, object]) -> Any:
+    """The class or function that `spec` names. Its module may set seeds when it is imported, so that whoever seeds does
+    so afterwards. Raises `ConfigError`."""
+    import hydra.utils
+
+    target = spec.get("_target_")
+    try:
+        return hydra.utils.get_object(str(target))
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(f"{key}._target_={target}: cannot be built: {_reason(error)}") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{key}._target_={target}: its module ends the process when it is imported (SystemExit: {error}); keep "
+            'what only a script does, such as parse_args(), under `if __name__ == "__main__":`'
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def completed(spec: Mapping[str, object]) -> dict[str, object]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.config.targets import completed, instantiate, takes_argument
+from elaswave_fx.config.targets import completed, import_target, instantiate, takes_argument
 from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
@@ -277,6 +277,7 @@ def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) ->
     name = config.data.name
 
     def make() -> Any:
+        import_target("data", spec)
         with seeded(config.seed):  # so that random_split, say, gives everybody the same parts
             return instantiate("data", spec)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elaswave_fx.config.targets import instantiate
+from elaswave_fx.config.targets import import_target, instantiate
 from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.gpt import GPT
@@ -41,13 +41,15 @@ def build_model(
     masked: bool = False,
     init_from: str | Path | None = None,
 ) -> nn.Module:
-    """The module that `model` describes, after `torch.manual_seed(seed)`.
+    """The module that `model` describes, after `torch.manual_seed(seed)`, whatever its file seeds when it is imported.
 
     The sizes come from the data and are None where it has no such thing; `image_shape` is (channels, height, width).
     `init_from` is a Hugging Face folder whose configuration `model.options` override and whose weights are loaded.
     Raises `ConfigError` that names the key.
     """
     sizes = DataSizes(vocab_size, seq_len, image_shape, classes, tokenizer, masked)
+    if model.kind == "target":
+        import_target("model", model.spec)
     torch.manual_seed(seed)
     if model.kind == "hf":
         return _build_hf(model, sizes, init_from)

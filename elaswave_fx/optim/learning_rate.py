@@ -68,7 +68,9 @@ class UserSchedule:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ConfigError(f"schedule._target_={self.target}: fails at step {step}: {reason}") from error
         if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not math.isfinite(factor) or factor < 0:
-            raise ConfigError(f"schedule._target_={self.target}: gives {factor!r} at step {step}, not a factor >= 0")
+            raise ConfigError(
+                f"schedule._target_={self.target}: gives {factor!r} at step {step}, not a Python number of at least 0"
+            )
         return float(factor)
 
 

@@ -127,13 +127,17 @@ def doubled(program: Program, state: State, batch: Batch) -> dict[ResultKind, tu
     return {kind: pair for (kind, _), pair in zip(sum_nodes(program), pairs, strict=True)}
 
 
+_LEAST_SUM = 1e-5
+"""Nearer to zero a loss is rounding: 1 - correlation, of two samples."""
+
+
 def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -> None:
     """Refuse a loss or a count that stays the same when the same samples come twice.
 
     Where operators couple samples, the mean of a granule with the count one is a sum over granules, and fine; with a
     count that grows it is not.
     """
-    same = {kind: _equal(one, two) and one != 0.0 for kind, (one, two) in sums.items()}
+    same = {kind: _equal(one, two) and abs(one) > _LEAST_SUM for kind, (one, two) in sums.items()}
     if coupled and not (same[ResultKind.LOSS] and not same[ResultKind.COUNT]):
         return
     for kind, (one, two) in sums.items():

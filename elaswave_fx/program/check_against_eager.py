@@ -121,6 +121,12 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
     tolerance = max(_GRADIENT_TOLERANCE.get(dtype, _GRADIENT_TOLERANCE_OF_OTHERS) for dtype in program.float_dtypes())
     for name in reversed(trained):  # The one nearest to the loss comes first: the culprit is in front of it.
+        if expected[name] is None and got[name] is not None:
+            raise CaptureError(
+                f"model: {name} in {type(model).__name__} gets no gradient, as where an autograd.Function marks its "
+                "result as not differentiable: torch's optimizers leave it alone, here it would decay; a way out is "
+                "detach() in front of that, or requires_grad=False for the parameter"
+            )
         ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (got[name], expected[name]))
         if not bool(theirs.isfinite().all()):
             raise CaptureError(

@@ -237,7 +237,8 @@ def module_of(node: fx.Node) -> str:
     """The path of the module that a node was captured from; for messages."""
     stack = node.meta.get("nn_module_stack") or {}
     entries = [str(entry[0]) for entry in stack.values() if isinstance(entry, tuple) and entry[0]]
-    return entries[-1] if entries else "the model"
+    # Tracing gives a node that belongs to no module the name of a private function.
+    return entries[-1] if entries and not entries[-1].startswith("_empty_nn_module_stack") else "the model"
 
 
 def named_operator(message: str, graph: fx.Graph) -> str:

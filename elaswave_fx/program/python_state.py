@@ -84,6 +84,7 @@ class _Trial:
             if is_iterator(slot.after) or not can_be_steered(slot.container.owner):
                 raise CaptureError(self._refusal(slot))
         self._refuse_other_sources(base)
+        self._refuse_gradients(base)
         if not changed and not self.held.changes():
             return
         values, differs = self._calls(base)
@@ -140,6 +141,20 @@ class _Trial:
                 f"model: {type(self.model).__name__} computes something else when it is called again in the same state"
                 f"{place}: it reads a clock, or draws random numbers outside of torch, and its "
                 "program is captured once; a way out is a draw by torch, such as torch.rand, or a buffer"
+            )
+
+    def _refuse_gradients(self, base: Computation) -> None:
+        """Refuse a forward pass that depends on the gradients of the step before."""
+        readers = [function for function in self.held.functions if _names(function, "grad")]
+        if not readers:
+            return
+        self.held.restore()
+        with _gradients_given(self.model):
+            same = self._same(base)
+        if not same:
+            raise CaptureError(
+                "model: forward reads gradients of parameters, which it has none of when it runs: "
+                f"{readers[0].__qualname__} names grad; a way out is a buffer that keeps what is needed of them"
             )
 
     def _calls(self, base: Computation) -> tuple[dict[Slot, list[Any]], bool]:
@@ -270,6 +285,23 @@ def _place(slot: Slot, functions: list[FunctionType]) -> str:
             if rank < best[0] and line is not None:
                 best = (rank, _words_of(function, code, line))
     return best[1]
+
+
+def _names(function: FunctionType, name: str) -> bool:
+    return any(instruction.argval == name for _, instruction in _instructions(function.__code__))
+
+
+@contextlib.contextmanager
+def _gradients_given(model: nn.Module) -> Iterator[None]:
+    """Parameters have gradients, as after a step."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = torch.ones_like(parameter)
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[CodeType, dis.Instruction]]:

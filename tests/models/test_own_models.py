@@ -1,5 +1,7 @@
 """GPT, ResNet, two towers, a user's class: what they return, and that they are built the same way twice."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,3 +166,23 @@ def test_other_outputs_are_refused(output, message):
 
 def test_gpt_takes_the_arguments_of_its_group():
     assert len(GPT(vocab_size=5, seq_len=4, layers=3, width=8, heads=2).blocks) == 3
+
+
+def test_what_a_file_seeds_when_it_is_imported_does_not_decide(tmp_path, monkeypatch):
+    (tmp_path / "seeding_net.py").write_text("import torch\ntorch.manual_seed(42)\nNet = torch.nn.Linear\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"in_features": 2, "out_features": 2}
+    seen = []
+    for seed in (1, 2):
+        sys.modules.pop("seeding_net", None)
+        seen.append(built("target", options, "seeding_net.Net", seed))
+    assert not torch.equal(seen[0].weight, seen[1].weight)
+    torch.manual_seed(2)
+    assert torch.equal(seen[1].weight, nn.Linear(2, 2).weight)
+
+
+def test_a_file_that_parses_the_command_line_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "script_net.py").write_text("import argparse\nargparse.ArgumentParser().parse_args(['--what'])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"its module ends the process when it is imported \(SystemExit: 2\); keep"):
+        built("target", {}, "script_net.Net")

@@ -85,7 +85,7 @@ def test_a_users_schedule_is_a_function_or_a_class():
 def test_refusals():
     with pytest.raises(ConfigError, match="schedule=cosin: is unknown; nearest valid: cosine"):
         schedule("cosin")
-    with pytest.raises(ConfigError, match="not_a_number: gives nan at step 0, not a factor >= 0"):
+    with pytest.raises(ConfigError, match="not_a_number: gives nan at step 0, not a Python number of at least 0"):
         users("not_a_number")
     with pytest.raises(ConfigError, match=r"schedule._target_=.*absent: cannot be built"):
         users("absent")

@@ -510,3 +510,35 @@ def test_a_trained_parameter_without_elements_is_refused() -> None:
     model.nothing = nn.Parameter(torch.zeros(0, 4))
     with pytest.raises(CaptureError, match=r"the parameter nothing \[0, 4\] has no elements"):
         capture(model, (vectors(2, 1), vectors(3, 2)), granule=1)
+
+
+class Rounded(torch.autograd.Function):
+    """A hard gate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        rounded = x.round()
+        ctx.mark_non_differentiable(rounded)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        return None
+
+
+class Gated(Classifier):
+    def __init__(self, detached: bool) -> None:
+        super().__init__(layers=1)
+        self.gate, self.detached = nn.Linear(WIDTH, WIDTH), detached
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features + Rounded.apply(self.gate(features.detach()).detach() if self.detached else self.gate(features))
+
+
+def test_a_parameter_that_nothing_differentiable_leads_to_would_decay() -> None:
+    """Torch's optimizers skip a parameter without a gradient; one with a gradient of zeros decays."""
+    batch, batches = vectors(4, 3), (vectors(2, 1), vectors(3, 2))
+    with pytest.raises(CaptureError, match="gate.bias in Gated gets no gradient, as where an autograd.Function marks"):
+        check_gradients(model := Gated(detached=False), Normalize().apply(capture(model, batches, granule=1)), batch)
+    check_gradients(model := Gated(detached=True), Normalize().apply(capture(model, batches, granule=1)), batch)

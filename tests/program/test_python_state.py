@@ -389,7 +389,22 @@ class Backward(Held):
         return self.held.apply(super().features(x))
 
 
+class ByGradient(Held):
+    """Weighs the loss by the gradient of the step before."""
+
+    def scale(self) -> float:
+        gradient = self.head.weight.grad
+        return 1.0 if gradient is None else 1 / (1 + float(gradient.norm()))
+
+
+class ClearsGradients(Held):
+    def scale(self) -> float:
+        self.head.weight.grad = None
+        return 1.0
+
+
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
+    (lambda: ByGradient(0), r"reads gradients of parameters, which it has none of when it runs: ByGradient.scale"),
     (
         lambda: Annealed(0),
         r"held of the model \(Annealed\) in Annealed.scale, line \d+ of test_python_state.py \(self.h",
@@ -544,6 +559,7 @@ TAKEN: list[Callable[[], nn.Module]] = [
     LazyMask,
     Hooked,
     lambda: Cached({}),
+    lambda: ClearsGradients(0),
     ByTorch,
     lambda: Backward(CountedAlone),
     Checkpointed,
