@@ -134,16 +134,24 @@ class Predicted(RankEvent, frozen=True, tag="predicted"):
     ranks: Count
     steps: Count
     predicted_pipeline_ms: float
+    """The schedule run abstractly with modelled durations and link rates."""
     pipeline_ms: float
+    """From a rank's first kernel to the end of its last one, of the slowest rank."""
     predicted_exchange_ms: float
+    """Messages of reduce, copy and gather alone."""
     exchange_ms: float
+    """The part of the step that is neither pipeline nor update."""
     predicted_update_ms: float
+    """Of the rank that keeps most, at the seconds of an element that were measured when the job was built."""
     update_ms: float
+    """The optimizer, of owned boxes and of replicas."""
     predicted_step_ms: float
     step_ms: float
+    """The whole step of the slowest rank, from commit to commit."""
     pipeline_over_predicted: float
     step_over_predicted: float
     overslept_share: float | None = None
+    """Emulated runs only: by how much all sleeps were too long, over all modelled time, before correction."""
 
 
 OF_ANY_RANK: tuple[type[RankEvent], ...] = (

@@ -9,12 +9,13 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from tools.docs import benches, events, exit_codes, keys, passes, tests
+from tools.docs import benches, events, exit_codes, keys, passes, run_files, tests
 from tools.docs.markdown import ROOT
 
 PAGES: Mapping[str, Callable[[], str]] = {
     "keys": keys.page,
     "events": events.page,
+    "run_files": run_files.page,
     "exit_codes": exit_codes.page,
     "passes": passes.page,
     "tests": tests.page,

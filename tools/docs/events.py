@@ -7,7 +7,7 @@ from typing import Any
 
 from elaswave_fx.observe.job_events import KINDS
 from elaswave_fx.observe.rank_events import OF_ANY_RANK, FaultStrikes, tag_of
-from tools.docs.markdown import code, field_docs, first_paragraph, page_of, prose, table
+from tools.docs.markdown import clause, code, field_docs, first_paragraph, page_of, prose, table
 
 OF_RANKS: Mapping[str, Any] = {tag_of(kind): kind for kind in (*OF_ANY_RANK, FaultStrikes)}
 
@@ -36,11 +36,5 @@ def _row(kind: str, types: list[Any]) -> tuple[str, str, str, str]:
         docs = field_docs(each)
         for name in each.__annotations__:
             fields[name] = fields.get(name) or docs.get(name, "")
-    words = [code(name) + (f" ({_inside(doc)})" if doc else "") for name, doc in fields.items()]
+    words = [code(name) + (f" ({clause(doc)})" if doc else "") for name, doc in fields.items()]
     return code(kind), ", ".join(sources), prose(what), ", ".join(words)
-
-
-def _inside(doc: str) -> str:
-    """A docstring as part of a sentence."""
-    words = doc.rstrip(".")
-    return prose(words[:1].lower() + words[1:])

@@ -61,7 +61,13 @@ def prose(text: str, names: Collection[str] = ()) -> str:
 
 def wrapped(text: str) -> str:
     """Return a paragraph in lines as long as those of other pages."""
-    return textwrap.fill(text, 115, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text.strip(), 115, break_long_words=False, break_on_hyphens=False)
+
+
+def clause(doc: str) -> str:
+    """Return a docstring as part of a sentence."""
+    words = doc.rstrip(".")
+    return prose(words[:1].lower() + words[1:])
 
 
 def first_paragraph(docstring: str | None) -> str:
