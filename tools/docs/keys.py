@@ -84,6 +84,7 @@ def page() -> str:
         "Keys",
         "Every key: its default from `conf/config.yaml` or `conf/GROUP/OPTION.yaml`, what it may be, and its meaning. "
         "`--cfg job` prints what a command line composes to. An unknown key is an error that names the nearest one. "
+        "Keys with a link are explained there. "
         "How to write recipes and classes of your own: [recipes](../start/recipes.md). RUN is the run directory, "
         "`hydra.run.dir`.",
         *sections,
@@ -145,17 +146,19 @@ def _type_of(path: str) -> str:
     return _field(cls, leaf)
 
 
-def _meaning(path: str, comment: str, names: set[str]) -> str:
+def _cells(path: str, default: str, may_be: str, comment: str, names: set[str]) -> tuple[str, str, str, str]:
+    """The cells of a key; its values are left out where the meaning lists them all."""
+    said = prose(comment, names)
+    choices = may_be.removesuffix(", or `null`").split(", ")
+    listed = len(choices) > 1 and all(choice.startswith("`") and choice in said for choice in choices)
     link = LINKS.get(path)
-    return prose(comment, names) + (f" ([more]({link}))" if link else "")
+    return (f"[{code(path)}]({link})" if link else code(path), default, "" if listed else may_be, said)
 
 
 def _table(keys: Sequence[Key], names: set[str], prefix: str = "") -> str:
     rows = [
-        (code(prefix + key.path), code(key.default), _type_of(prefix + key.path),
-         _meaning(prefix + key.path, key.comment, names))
-        for key in keys
-    ]  # fmt: skip
+        _cells(prefix + key.path, code(key.default), _type_of(prefix + key.path), key.comment, names) for key in keys
+    ]
     return table(("key", "default", "may be", "meaning"), rows)
 
 
@@ -178,13 +181,13 @@ def _group(group: str, classes: Sequence[type], names: set[str]) -> str:
     rows: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, (_, keys) in files.items():
         for key in keys:
-            if key.path not in ("kind", "name") or (key.path == "name" and name == "hf"):
+            if key.path not in ("kind", "name", "_target_") or (key.path == "name" and name == "hf"):
                 rows.setdefault((key.path, key.comment), []).append((name, key.default))
-    listed = [
-        (code(f"{group}.{path}"), _options(found, files), _defaults(found), _group_type(classes, path, found),
-         _meaning(f"{group}.{path}", comment, names))
-        for (path, comment), found in rows.items()
-    ]  # fmt: skip
+    listed = []
+    for (path, comment), found in rows.items():
+        may_be = _group_type(classes, path, found)
+        key, default, may_be, meaning = _cells(f"{group}.{path}", _defaults(found), may_be, comment, names)
+        listed.append((key, _options(found, files), default, may_be, meaning))
     return f"## {group}\n\n{options}\n\n" + table(("key", "options", "default", "may be", "meaning"), listed)
 
 
@@ -200,8 +203,6 @@ def _defaults(found: Sequence[tuple[str, str]]) -> str:
 
 
 def _group_type(classes: Iterable[type], path: str, found: Sequence[tuple[str, str]]) -> str:
-    if path == "_target_":
-        return "import path"
     own = [cls for cls in classes if cls.__name__.removesuffix("Options").lower() in
            {name.replace("_", "") for name, _ in found}]  # fmt: skip
     words = [_field(cls, path) for cls in own or classes]
