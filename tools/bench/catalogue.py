@@ -106,9 +106,9 @@ BENCHES: Mapping[str, Bench] = {
         ours="`train`, a rank killed from outside",
         peer="TorchFT 0.2.0, manual loop, eight settings; the best has the smallest median of those that never failed",
         counted="from SIGKILL to the first step committed without the victim, less the median of ten steps before",
-        favours="Told: the launcher reports that its child has ended, which TorchFT lacks; untold: "
-        "launch.exit_words=false. Plans for single losses are made ahead. TorchFT's lighthouse is never killed, and "
-        "a commit counts even if it leaves out living ranks",
+        favours="Notified (told): the launcher reports that its child has ended, which TorchFT lacks; not notified "
+        "(untold): launch.exit_words=false. Plans for single losses are made ahead. TorchFT's lighthouse is never "
+        "killed, and a commit counts even if it leaves out living ranks",
         minutes="8 (--settings 0), 9 (1,3,4), 7 (2,5), 7 (6,7), 7 (--resident-gb 1)",
         takes=_takes("repeats", "tiny", "settings", "resident_gb"),
     ),
