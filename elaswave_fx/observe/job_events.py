@@ -99,9 +99,15 @@ class Slowed(TypedDict):
 class Recovery(TypedDict, total=False):
     """An entry of the summary's `recoveries`, when it is complete or the run ends; null: not observed."""
 
+    rank: int | None
     ranks: list[int]
     cause: str
-    step: int
+    step: int | None
+    members: int
+    """How many ranks the new epoch has."""
+    steps_redone: int | None
+    rolled_back_to: int
+    bytes_moved: int | None
     detect_ms: float | None
     """From the fault, or the last sign of life, to the end of the epoch."""
     abort_ms: float | None

@@ -13,6 +13,7 @@ from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.decide import Resumption
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.observe.job_events import KINDS
+from elaswave_fx.observe.recoveries import Recoveries
 from tools.docs.__main__ import PAGES, main, stale
 from tools.docs.comments import read_keys
 from tools.docs.events import OF_RANKS
@@ -76,6 +77,17 @@ def test_a_line_of_the_coordinator_has_the_fields_of_its_type(event: events.Even
 def test_all_events_of_the_coordinator_are_tried() -> None:
     told = {kind for kind in events.EVENT_TYPES if kind not in (events.Attempt, events.Superseded)}
     assert {type(event) for event in OF_THE_COORDINATOR} == told
+
+
+def test_a_recovery_has_the_fields_of_its_type() -> None:
+    recoveries = Recoveries()
+    for event in OF_THE_COORDINATOR:
+        line = line_of(event, 15.0)
+        assert line is not None
+        recoveries.event(line[0], line[1], 15.0, line[2])
+    (entry,) = recoveries.entries()
+    assert entry["rolled_back_to"] == 60
+    assert entry.keys() - {"epoch"} <= KINDS["recovery"].__annotations__.keys()
 
 
 def test_every_kind_that_is_written_has_a_type() -> None:
