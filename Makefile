@@ -76,6 +76,10 @@ models: $(STAMPS)/ready ## Try modules and 20 Hugging Face architectures; write 
 	$(RUN) -m tests.zoo.page --out docs/reference/models.md
 	$(RUN) -m tools.model_zoo docs/model_types.yaml --out docs/reference/architectures.md $(ARGS)
 
+.PHONY: docs
+docs: $(STAMPS)/ready ## Make the generated pages of docs/reference/ (ARGS=--check: only say which are stale)
+	$(RUN) -m tools.docs $(ARGS)
+
 .PHONY: lint
 lint: $(STAMPS)/packages ## Check style and types
 	$(BIN)/ruff check .

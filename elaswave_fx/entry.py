@@ -23,6 +23,17 @@ from elaswave_fx.errors import ConfigError, ElasWaveError
 from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.stop import SIGNALLED
 
+DONE = 0
+"""The command did what it was asked for; of a run: all steps are committed, each once in the ledger, whichever ranks
+failed."""
+
+FAILED = 1
+"""Anything else, also a fault of `faults` that never fired, or no step that changed a parameter; the last line has the
+reason. `verify`: something is wrong."""
+
+REFUSED = 2
+"""The configuration, the model or the data cannot work; one line names the cause and the nearest valid value."""
+
 _UTF8 = "PYTHONUTF8"
 
 
@@ -57,11 +68,11 @@ def end_of(command: Callable[[], int], folder: Path | None = None) -> End:
     except KeyboardInterrupt:
         return End(SIGNALLED + signal.SIGINT, "interrupted")
     except ConfigError as error:
-        return End(2, one_line(error))
+        return End(REFUSED, one_line(error))
     except ElasWaveError as error:
-        return End(1, one_line(error))
+        return End(FAILED, one_line(error))
     except Exception as error:  # noqa: BLE001 - the last handler
-        return End(1, unforeseen(error, folder))
+        return End(FAILED, unforeseen(error, folder))
 
 
 def one_line(error: BaseException) -> str:

@@ -21,19 +21,19 @@ class DataError(ConfigError):
 
 
 class SampleError(ElasWaveError):
-    """A sample could not be read while training, or not in time; whoever reads it next would have the same."""
+    """A sample could not be read while training, or not in time; any other rank would fail in the same way."""
 
 
 class DamagedCheckpoint(ConfigError):
-    """What is on disk is not what was written; names the file."""
+    """A checkpoint on disk is not what was written; names the file."""
 
 
 class PassError(ElasWaveError):
-    """A compiler pass met a program that breaks its rules."""
+    """A compiler pass met a program that breaks its rules: a bug of the compiler."""
 
 
 class PlanError(ElasWaveError):
-    """A plan is invalid or no plan exists."""
+    """A plan is invalid, a bug of the planner, or no plan exists."""
 
 
 class ExecError(ElasWaveError):
@@ -41,11 +41,11 @@ class ExecError(ElasWaveError):
 
 
 class CopyDiffers(ExecError):
-    """A copy of a box differs from its owner's; it was dropped, and the step was left before its commit."""
+    """A replica of a box differs from its owner's; it was dropped, and the step aborted before its commit."""
 
 
 class InputsDiffer(ExecError):
-    """A rank has read other samples than the rank that fed them; the step was left by all ranks, before its commit."""
+    """A rank has read other samples than the rank that fed them; all ranks aborted the step before its commit."""
 
 
 class UpdateFailed(ExecError):
@@ -58,15 +58,15 @@ class CheckpointError(ElasWaveError):
 
 
 class Excluded(ElasWaveError):
-    """The other ranks go on without this one; it ends, and touches nothing of the job."""
+    """This rank was evicted; it ends, and touches nothing of the job. No failure of the run."""
 
 
 class HasLeft(ElasWaveError):
-    """This rank was told to leave the job, and is a member of it no more: an orderly end. The message tells of it."""
+    """This rank was drained and is no member of the job any more: an orderly end."""
 
 
 class JobOver(ElasWaveError):
-    """Nobody goes on; the message says why."""
+    """The job ends; the message says why."""
 
 
 class CommError(ElasWaveError):
@@ -74,7 +74,7 @@ class CommError(ElasWaveError):
 
 
 class Aborted(CommError):
-    """The ranks leave what is under way; `rank` is whom the first to notice accuses, if anybody."""
+    """The ranks abort the step; `rank` is the one that the first to notice accuses, if any."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)

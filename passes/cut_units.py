@@ -47,7 +47,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class CutUnits:
-    """Build one graph per unit, the values between them, and the graph of what every rank computes once."""
+    """Build one graph per unit, the values between units, and the graph of what every rank computes once."""
 
     name: ClassVar[str] = "cut_units"
 

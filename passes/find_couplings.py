@@ -18,7 +18,7 @@ from elaswave_fx.program.ir import Program, set_shuffled
 
 @dataclass(frozen=True)
 class FindCouplings:
-    """Tell which samples can be computed apart, so that nobody separates the others."""
+    """Find samples that must be computed together, so that no micro-batch separates them."""
 
     name: ClassVar[str] = "find_couplings"
 

@@ -38,7 +38,7 @@ from elaswave_fx.program.ir import (
 
 @dataclass(frozen=True)
 class FoldBuffers:
-    """Make running statistics independent of who computed which granule."""
+    """Make running statistics independent of which rank computed which granule."""
 
     name: ClassVar[str] = "fold_buffers"
 

@@ -57,7 +57,7 @@ _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
 
 @dataclass(frozen=True)
 class Normalize:
-    """Drop what computes nothing, keep parameters rounded that are only read so, spell out running statistics."""
+    """Drop calls without effect, keep parameters rounded where all readers round them, spell out running statistics."""
 
     name: ClassVar[str] = "normalize"
 

@@ -113,6 +113,11 @@ class Pipeline:
         return [step.name for step in self.passes]
 
 
+def may_be_left_out(name: str) -> bool:
+    """Whether a pipeline without this pass of the compiler is complete."""
+    return name in _DISPENSABLE
+
+
 def is_users(step: Pass) -> bool:
     """Whether a pass is none of the compiler's."""
     return type(step) is not BUILT_IN.get(step.name)

@@ -32,22 +32,35 @@ _UNREADABLE = (ValueError, TypeError, RecursionError)  # msgspec's errors are of
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line of the ledger for a committed step; see `control/store/ledger.py`. `number` counts lines from 1 on."""
+    """A line of the ledger for a committed step, made of the votes that committed it (`control/store/ledger.py`).
+    `number` counts lines from 1 on."""
 
     number: int
     step: int
+    """From 0."""
     epoch: int
     tiles: Tiles
+    """Per rank, what it ran: first unit, last + 1, first sample, last + 1."""
     tile_hashes: dict[Rank, Hex]
+    """Of the samples that each rank read."""
     content_hash: Hex
+    """The sum of `tile_hashes` modulo 2^128."""
     keys: dict[Rank, Hex]
+    """Per rank, the sum modulo 2^64 of the keys of its random draws."""
     loss: str
+    """The sum over the step, as a C99 hexadecimal float."""
     count: str
+    """The divisor of the loss, likewise; also `weight_sum`, as a number."""
     squares: str
+    """Of the gradient, likewise."""
     state_digest: Hex
+    """The sum of `buckets`."""
     buckets: dict[Bucket, Hex]
+    """Digests of parameters and optimizer state before the step."""
     plan: str
+    """The hash of the epoch's plan."""
     fingerprint: str
+    """The hash of the machine's fingerprint and the program's key, both in `run.json`."""
 
 
 class Rollback(msgspec.Struct, frozen=True):

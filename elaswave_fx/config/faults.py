@@ -30,19 +30,26 @@ PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot", "any"
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Rank `rank` gets the signal of `kind` in `phase` of `step`; steps count from 0. `leave`: the one that tells it to
-    leave. `cut`: from there on for so many `seconds`, or to the end, nothing that the rank sends arrives anywhere, and
-    nothing reaches it; it computes as before. Other kinds have no phase. `join`: before `step` the launcher starts one
-    more process, which becomes rank `rank` when it is ready. `slow`: from `step` on the rank's units take as long as at
-    `speed`, for so many `steps`, or to the end."""
+    """A failure injected on purpose. The victim raises the signal on itself when it comes to `phase` of `step`, or of
+    the next step if the recovery from another failure finished that step without it. A rank is killed, stopped, cut
+    off or drained at most once, and not all ranks are. A fault that never fired fails the run.
+    """
 
     step: int
+    """The step in which it strikes; steps count from 0."""
     rank: int
+    """The victim; with `kind: join` the number that the joining process will have, the job's next one."""
     kind: str = "kill"
+    """`kill`: SIGKILL; `stop`: SIGSTOP; `leave`: SIGTERM, which drains the rank; `cut`: nothing that the rank sends or
+    is sent arrives; `join`: one more process starts before the step; `slow`: units take longer from that step on."""
     phase: str = "any"
+    """The phase of the step, for kinds that strike in one: all but `join` and `slow`."""
     speed: float = 0.5
+    """`slow`: the rank's speed, as a share of its own."""
     steps: int | None = None
+    """`slow`: the number of slow steps; null: to the end."""
     seconds: float | None = None
+    """`cut`: how long, at most a day; null: to the end."""
 
     @property
     def strikes_in_a_phase(self) -> bool:

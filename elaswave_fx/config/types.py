@@ -1,7 +1,7 @@
 """The configuration of a run as a value: one frozen `Config`, made by `read.read_config` and trusted afterwards.
 
-A key is a field here (its type, its rule, the kinds of its group that have it), a default in `conf/`, and a row of the
-tables in `docs/reference/keys.md`; tests hold the three together. This module imports neither torch nor Hydra.
+A key is a field here (its type, its rule, the kinds of its group that have it), and a default with a comment, its
+meaning, in `conf/`; `docs/reference/keys.md` is made of both. This module imports neither torch nor Hydra.
 
     Config(steps=100, parallel=ParallelConfig(dp=2, …), optimizer=OptimizerConfig(name="adamw", lr=1e-3, …), …)
 """

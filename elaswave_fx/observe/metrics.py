@@ -52,22 +52,33 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StepLine:
-    """A line of `metrics.jsonl`. The time is that of the rank that spoke first, the memory that of the fullest one.
-    `samples`: how many of the batch were computed."""
+    """A line of `metrics.jsonl`, for each committed step. A value that is not finite is `null`."""
 
     step: int
+    """From 0."""
     loss: float
+    """Mean over the step: loss sum / count."""
     tokens: int
+    """The count: targets that the loss was summed over; samples where a sample has one label."""
     step_ms: float
+    """From commit to commit at the rank that reported first, with an evaluation or a checkpoint's copy in between; in
+    the first step of an epoch, from when the rank was ready."""
     epoch: int
+    """The epoch that committed the step."""
     world_size: int
+    """The ranks that took part."""
     lr: float
     grad_norm: float
+    """Of the mean gradient over all parameters, before clipping."""
     tokens_per_s: float
+    """`tokens` / `step_ms`."""
     memory_peak_mb: float
+    """Peak resident memory of the fullest rank, shared pages of torch included."""
     energy_j: float | None = None
+    """Joules of all ranks, from their clocks; null without `power.points`."""
     energy_per_token_j: float | None = None
     samples: int
+    """Computed samples: the whole batch, except with `policy=smaller_batch`."""
 
 
 @dataclass(frozen=True)
@@ -160,21 +171,27 @@ def step_line(report: StepReport, samples: int) -> StepLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """`summary.json`. `outcome`: completed, interrupted or failed, with the `reason` of the latter two. `left`: ranks
-    that were told to leave, and did."""
+    """`summary.json`, written last, however the run ended."""
 
     steps: int
+    """Steps of the whole run, with those before a checkpoint that it resumed from."""
     loss_first: float | None
     loss_last: float | None
     samples_seen: int
+    """Counted from what ranks consumed; seen + skipped are the batches of all steps."""
     samples_duplicated: int
     samples_skipped: int
     params_digest: str | None
+    """Of all parameters (fp32, by name): SHA-256 over the SHA-256 of each 16 MiB chunk; independent of the layout."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
+    """An entry per failure, with the fields of the event `recovery`; one during a recovery belongs to its entry."""
     left: tuple[Mapping[str, Any], ...] = ()
+    """`rank`, `step`, `cause` of each drained rank."""
     eval_loss_last: float | None = None
     outcome: str
+    """`completed`, `interrupted` or `failed`."""
     reason: str | None = None
+    """Of the latter two."""
     wall_s: float
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

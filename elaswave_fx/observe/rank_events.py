@@ -1,8 +1,9 @@
-"""What a rank says has happened, beside its steps: each is a line of `events.jsonl`, whose `kind` is the tag here.
+"""Events that a rank reports, beside its steps: each is a line of `events.jsonl`, whose `kind` is the tag here.
 
     context.report_event(Edited(ms=3.1), epoch=2)  ->  {"t_ms": 8.4, "kind": "edited", "epoch": 2, "rank": 0, "ms": 3.1}
 
-Fields have bounds: a rank that joined may be anybody's, and what it says goes into the files of the run.
+Fields have bounds: a rank that joined may be of any user, and what it reports goes into the files of the run. The
+docstrings here are the table in docs/reference/events.md.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ class Joined(RankEvent, frozen=True, tag="joined"):
 
 
 class Left(RankEvent, frozen=True, tag="left"):
-    """The rank was told to leave, and has: `step` was its last."""
+    """With `asked`, the rank was drained."""
 
     step: Step
+    """Its last one."""
     cause: Words
     asked: Literal[True]
 
 
 class FaultStrikes(RankEvent, frozen=True, tag="fault"):
-    """A fault of `faults` takes effect from here on."""
+    """A fault of `faults` is about to strike, or takes effect from here on; reported by the victim."""
 
     step: Step
     fault: Name
@@ -52,50 +54,55 @@ class Edited(RankEvent, frozen=True, tag="edited"):
 
 
 class Transferred(RankEvent, frozen=True, tag="transferred"):
-    """The first member has its parameters: `bytes` of all ranks, `bytes_behind` of copies that come during steps."""
+    """The first member has its parameters."""
 
     ms: float
     bytes: Count
+    """Of all ranks."""
     bytes_behind: Count
+    """Of replicas that sync during the next steps."""
 
 
 class Resumed(RankEvent, frozen=True, tag="resumed"):
-    """The first commit of the epoch."""
+    """The first commit of the epoch, or of a run that resumed from a checkpoint."""
 
     step: Step
 
 
 class CaughtUp(RankEvent, frozen=True, tag="caught_up"):
-    """All copies of the rank count: `bytes`, the most memory that this took."""
+    """The replicas of a rank are in sync."""
 
     bytes: Count
+    """The most memory that this took, bounded by `switch.memory`."""
 
 
 class CopyDiffered(RankEvent, frozen=True, tag="copy_differs"):
-    """A copy differed from its owner's box, and was dropped."""
+    """A replica differed from its owner's box: dropped, and made again in a new epoch."""
 
     cause: Words
 
 
 class UpdateSkipped(RankEvent, frozen=True, tag="skipped_update"):
-    """The gradient of a step was not finite, or nothing counted in it."""
+    """The gradient of a step was not finite, or nothing counted in it: no parameter and no state changed."""
 
     step: Step
     grad_norm: float
 
 
 class GaveUp(RankEvent, frozen=True, tag="gave_up"):
-    """The run ends before its time."""
+    """The run ends early: too many skipped updates in a row, or two ranks read different samples."""
 
     step: Step
     reason: Words
 
 
 class CheckpointWritten(RankEvent, frozen=True, tag="checkpoint"):
-    """One is complete after `step` steps, or has `failed`."""
+    """A checkpoint is complete, or failed."""
 
     step: Step
+    """Steps done."""
     failed: Words | None = None
+    """Why, if it did."""
     path: Name | None = None
     megabytes: float | None = None
     copy_ms: float | None = None
@@ -103,16 +110,18 @@ class CheckpointWritten(RankEvent, frozen=True, tag="checkpoint"):
 
 
 class ClockSet(RankEvent, frozen=True, tag="clock"):
-    """A clock was to be set; `wanted_mhz` None: as before the run."""
+    """A clock was to be set; the launcher restores those of killed ranks."""
 
     outcome: Literal["applied", "unsupported", "denied", "restored"]
     wanted_mhz: float | None
+    """Null: as before the run."""
     mhz: float | None
+    """As read back."""
     why: Words
 
 
 class ModelElsewhere(RankEvent, frozen=True, tag="model"):
-    """The model could not be written to `run_dir`, and is at `path` on `host`."""
+    """The model could not be written to the run directory and is elsewhere."""
 
     path: Name
     run_dir: Name
@@ -125,16 +134,24 @@ class Predicted(RankEvent, frozen=True, tag="predicted"):
     ranks: Count
     steps: Count
     predicted_pipeline_ms: float
+    """The schedule run abstractly with modelled durations and link rates."""
     pipeline_ms: float
+    """From a rank's first kernel to the end of its last one, of the slowest rank."""
     predicted_exchange_ms: float
+    """Messages of reduce, copy and gather alone."""
     exchange_ms: float
+    """The part of the step that is neither pipeline nor update."""
     predicted_update_ms: float
+    """Of the rank that keeps most, at the seconds of an element that were measured when the job was built."""
     update_ms: float
+    """The optimizer, of owned boxes and of replicas."""
     predicted_step_ms: float
     step_ms: float
+    """The whole step of the slowest rank, from commit to commit."""
     pipeline_over_predicted: float
     step_over_predicted: float
     overslept_share: float | None = None
+    """Emulated runs only: by how much all sleeps were too long, over all modelled time, before correction."""
 
 
 OF_ANY_RANK: tuple[type[RankEvent], ...] = (

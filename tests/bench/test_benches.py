@@ -52,7 +52,9 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "measuring" in done.stderr
-    entries = json.loads(file.read_text())
+    written = json.loads(file.read_text())
+    assert written["bench"] == arguments[0] and written["machine"] and "tools.bench" in written["command"]
+    entries = written["entries"]
     assert all({"name", "ratio", "ours", "peer", "unit", "runs"} <= entry.keys() for entry in entries)
     return done.stdout, entries
 

@@ -128,7 +128,7 @@ def test_copies_that_have_no_room_elsewhere_are_said() -> None:
     assert "and so does losing all of home (ranks 0, 1)" in fatal_words(near)
 
 
-def test_cards_say_more_than_numbers() -> None:
+def test_member_infos_say_more_than_numbers() -> None:
     plan = first_plan(2, 1)
     newcomer = Member(Rank(2), host_named("other/4026531840"), memory_bytes=1 << 34, machine="other")
     after = replan(plan, (Rank(0), Rank(1), Rank(2)), caught_up(plan), 1, {Rank(2): newcomer})

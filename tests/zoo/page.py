@@ -40,8 +40,11 @@ def outcome(kind: Kind) -> str:
 
 
 def rows() -> list[str]:
-    """The table, a line per kind."""
-    return [f"| {name} | {kind.place} | {outcome(kind)} |" for name, kind in KINDS.items()]
+    """The table, a line per outcome and place."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, kind in KINDS.items():
+        found.setdefault((outcome(kind), kind.place), []).append(name)
+    return [f"| {said} | {place} | {'; '.join(names)} |" for (said, place), names in found.items()]
 
 
 def refusal(name: str) -> str:
@@ -62,7 +65,7 @@ def stable(message: str) -> str:
 def page(refusals: Mapping[str, str]) -> str:
     """The page as Markdown."""
     listed = (f"- **{name}**: `{line}`" for name, line in refusals.items())
-    lines = [HEAD, "| module | over | outcome |", "|---|---|---|", *rows(), "", "## Refused", "", *listed]
+    lines = [HEAD, "| outcome | over | modules |", "|---|---|---|", *rows(), "", "## Refused", "", *listed]
     return "\n".join(lines) + "\n"
 
 

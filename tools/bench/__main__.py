@@ -7,49 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-BENCHES = {
-    "executor": "transformer blocks, forward and backward: native unit programs against eager autograd and inductor",
-    "communicator_edit": "lose one rank: from the abort to checked exchanges in the new epoch, against gloo",
-    "messages": "a message there and back: shared memory and TCP against gloo",
-    "pipeline": "training steps of one pipeline, against torch.distributed.pipelining",
-    "copies": "step time and bytes with a redo log in another rank's memory, with the whole state there, with none",
-    "steady": "step time with all fault tolerance on, against off; and TorchFT against plain DDP",
-    "exact": "what bits that do not depend on the layout cost: processor time, a lost rank, bytes",
-    "startup": "the demo, from the command to its first step, cold and warm; a rank's memory against its parts",
-    "recovery": "SIGKILL at points of a step to the first commit after it, less a normal step, against TorchFT",
-    "policies": "a step after one, two and three losses by every policy, on emulated ranks of one runtime",
-    "frequency": "energy of a sample and length of a step: a clock for every rank against fixed ones, emulated",
-    "goals": "50 steps from a loss on, against proportional: goals in the background, in a stop, and none, emulated",
-    "slow": "one of eight emulated ranks at half of its speed: steps until it has less work, and what they take then",
-    "join": "one more rank in a job of emulated ranks: all stops together against a step, and how long it takes",
-    "switch": "a running job is given six layouts, one after the other: the pause, against checkpoint and restart",
-    "migration": "a planned change of lanes over slow links between hosts: what it stalls, in the background or not",
-    "planner": "processor time of plans with every rank's part, at first and after one loss, against a target",
-    "shards": "bytes and messages of random changes: a rank's boxes as runs of neighbours, against boxes dealt in turn",
-    "convergence": "how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
-}
-TAKES = {
-    "executor": {"repeats", "tiny"},
-    "communicator_edit": {"repeats", "ranks"},
-    "messages": {"repeats", "tiny"},
-    "pipeline": {"repeats", "tiny"},
-    "copies": {"repeats", "tiny"},
-    "steady": {"repeats", "tiny"},
-    "exact": {"repeats", "tiny"},
-    "startup": {"repeats", "tiny"},
-    "recovery": {"repeats", "tiny", "settings", "resident_gb"},
-    "policies": {"repeats", "tiny", "only"},
-    "frequency": {"repeats", "tiny"},
-    "goals": {"repeats", "tiny", "only"},
-    "slow": {"tiny"},
-    "join": {"ranks", "tiny"},
-    "switch": {"tiny"},
-    "migration": {"repeats", "tiny", "only"},
-    "planner": {"repeats", "tiny"},
-    "shards": {"repeats", "tiny"},
-    "convergence": {"tiny", "seeds", "steps", "precision", "plot"},
-}
-"""The options that a benchmark knows, besides --json."""
+from tools.bench.catalogue import BENCHES
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -59,7 +17,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     given = {name: value for name, value in vars(arguments).items() if name not in ("name", "json") and value}
     for option in given:
-        if option not in TAKES[arguments.name]:
+        if option not in BENCHES[arguments.name].takes:
             parser.error(f"--{option.replace('_', '-')}: {arguments.name} does not take it")
     for option, file in (("--json", arguments.json), ("--plot", arguments.plot)):
         if file is not None and not file.parent.is_dir():
@@ -74,17 +32,17 @@ def main(words: Sequence[str] | None = None) -> int:
         outcome = bench.run(lambda what: print(f"  measuring {what} …", file=sys.stderr, flush=True), options)
     except ConfigError as error:
         parser.error(str(error))
-    print(f"{arguments.name}: {BENCHES[arguments.name]}")
+    print(f"{arguments.name}: {BENCHES[arguments.name].question}")
     print(table(outcome.entries))
     for note in outcome.notes:
         print(note)
     if arguments.json is not None:
-        write_json(arguments.json, outcome.entries)
+        write_json(arguments.json, arguments.name, outcome.entries, words if words is not None else sys.argv[1:])
     return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {name:<18} {what}" for name, what in BENCHES.items())
+    listing = "\n".join(f"  {name:<18} {each.question}" for name, each in BENCHES.items())
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench",
         description="Compare elaswave_fx with a named peer, side by side in one run.",
@@ -92,7 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", choices=sorted(BENCHES), metavar="NAME", help="which benchmark")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the entries to FILE as well")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write entries, commit and machine to FILE too; docs/results/NAME.json: for `make docs`",
+    )
     parser.add_argument(
         "--repeats",
         type=_positive,

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import shlex
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -188,5 +191,23 @@ def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def write_json(path: Path, entries: Sequence[Entry]) -> None:
-    path.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
+def write_json(path: Path, name: str, entries: Sequence[Entry], words: Sequence[str]) -> None:
+    """Write the entries with what made them: the command, the commit, the date, the machine."""
+    facts = {"bench": name, "command": f"python -m tools.bench {shlex.join(words)}", "commit": _commit()}
+    facts |= {"date": time.strftime("%Y-%m-%d", time.gmtime()), "machine": _machine()}
+    path.write_text(json.dumps({**facts, "entries": [asdict(entry) for entry in entries]}, indent=1) + "\n")
+
+
+def _commit() -> str:
+    """The commit of the working tree, with a mark if files differ from it; empty without git."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _machine() -> str:
+    cpus = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = next((line.partition(":")[2].strip() for line in cpus.splitlines() if line.startswith("model name")), "CPU")
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"

@@ -48,19 +48,24 @@ class _Eval(_Strict, frozen=True):
     count: Count
 
 
-class _Summary(_Strict, frozen=True):
+class SummaryShare(_Strict, frozen=True):
     """What a rank adds to `summary.json`."""
 
     model: Name | None = None
+    """Where the model is."""
     params_digest: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     state_digest: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    """Of the final state."""
     buckets: dict[Name, Name] = {}
+    """Digests of the final state by bucket."""
     memory_per_parameter: dict[Name, dict[Name, float]] = {}
+    """Bytes over all ranks of the last plan."""
     predicted: dict[Name, int | float] = {}
+    """Measured and predicted step times of the last epoch."""
 
 
 class _Share(_Strict, frozen=True):
-    summary: _Summary
+    summary: SummaryShare
 
 
 class _When(_Strict, frozen=True):

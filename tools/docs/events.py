@@ -1,0 +1,40 @@
+"""events.md: every kind of line in `events.jsonl`, from the types and their docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elaswave_fx.observe.job_events import KINDS
+from elaswave_fx.observe.rank_events import OF_ANY_RANK, FaultStrikes, tag_of
+from tools.docs.markdown import clause, code, field_docs, first_paragraph, page_of, prose, table
+
+OF_RANKS: Mapping[str, Any] = {tag_of(kind): kind for kind in (*OF_ANY_RANK, FaultStrikes)}
+
+
+def page() -> str:
+    """Return the page."""
+    rows = [_row(kind, [each for each in (KINDS.get(kind), OF_RANKS.get(kind)) if each]) for kind in _order()]
+    return page_of(
+        "Events",
+        "Lines of `events.jsonl` in a run directory, in the order in which the launcher received them. Each has `t_ms` "
+        "(since the launcher's start, by the clock of the coordinator's machine), `kind` and `epoch`; those of ranks "
+        "have `rank`. Fields with a default are left out. [Recovery](../explain/recovery.md) shows a loss and a join.",
+        table(("kind", "from", "what happened", "fields"), rows),
+    )
+
+
+def _order() -> list[str]:
+    return [*KINDS, *(kind for kind in OF_RANKS if kind not in KINDS)]
+
+
+def _row(kind: str, types: list[Any]) -> tuple[str, str, str, str]:
+    sources = [name for name, found in (("job", KINDS), ("rank", OF_RANKS)) if kind in found]
+    what = " ".join(first_paragraph(each.__doc__) for each in types)
+    fields: dict[str, str] = {}
+    for each in types:
+        docs = field_docs(each)
+        for name in each.__annotations__:
+            fields[name] = fields.get(name) or docs.get(name, "")
+    words = [code(name) + (f" ({clause(doc)})" if doc else "") for name, doc in fields.items()]
+    return code(kind), ", ".join(sources), prose(what), ", ".join(words)
