@@ -92,5 +92,5 @@ def test_speeds_and_links_are_real(tmp_path: Path) -> None:
 def test_a_memory_limit_asks_for_a_pipeline(tmp_path: Path) -> None:
     """What the whole model needs on each rank is too much, and a half is not."""
     words = ("parallel.dp=2", "parallel.pp=1", "device=emulated", "emulated.memory_mb=0.8")
-    with pytest.raises(ConfigError, match="parallel.pp=1: does not fit in memory.*nearest valid value: parallel.pp=2"):
+    with pytest.raises(ConfigError, match="parallel.pp=1: does not fit in memory.*nearest valid: parallel.pp=2"):
         run_job(small_config("gpt_stdlib", *words), tmp_path)

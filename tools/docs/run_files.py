@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elaswave_fx.audit.record import Line
-from elaswave_fx.control.coordinator.told import SummaryShare
+from elaswave_fx.control.coordinator.rank_reports import SummaryShare
 from elaswave_fx.observe.metrics import StepLine, Summary
 from tools.docs.markdown import clause, code, field_docs, first_paragraph, page_of, prose, table, wrapped
 
