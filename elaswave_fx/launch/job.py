@@ -20,8 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.types import PowerConfig
 from elaswave_fx.control.coordinator.file_server import SharedFile
@@ -36,8 +34,9 @@ from elaswave_fx.launch.location import Location, here
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
-from elaswave_fx.observe.rank_events import RankEvent
+from elaswave_fx.observe.rank_events import FaultStrikes, RankEvent
 from elaswave_fx.observe.recorder import Recorder
+from elaswave_fx.observe.run_event import fields_of
 from elaswave_fx.plan.work.topology import Rank
 
 _KEPT = 4096
@@ -222,8 +221,7 @@ class WorkerContext:
 
     def report_event(self, event: RankEvent, epoch: int = 0) -> None:
         """Report what happens now, a line of `events.jsonl`."""
-        at_s, fields = self._job_time(time.monotonic()), msgspec.to_builtins(event)
-        packed = Channel.packed("event", **{"event": fields.pop("event"), "epoch": epoch, "at_s": at_s, **fields})
+        packed = Channel.packed("event", epoch=epoch, at_s=self._job_time(time.monotonic()), **fields_of(event))
         if not self._send_packed(packed):
             self._said.append(packed)
 
@@ -257,10 +255,8 @@ class WorkerContext:
     def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
         """Return a descriptor, and what the engine writes to it at the last moment before a fault strikes."""
         assert isinstance(self.channel, Channel), "faults strike ranks that the launcher has started"
-        what: dict[str, Any] = {"step": fault.step, "fault": fault.kind, "phase": fault.phase}
-        if fault.seconds is not None:
-            what["seconds"] = fault.seconds
-        return self.channel.fileno(), Channel.packed("event", event="fault", epoch=epoch, at_s=None, **what)
+        strikes = FaultStrikes(step=fault.step, fault=fault.kind, phase=fault.phase, seconds=fault.seconds)
+        return self.channel.fileno(), Channel.packed("event", epoch=epoch, at_s=None, **fields_of(strikes))
 
     def _send(self, kind: str, **fields: Any) -> bool:
         return self._send_packed(Channel.packed(kind, **fields))

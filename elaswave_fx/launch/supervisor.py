@@ -26,10 +26,13 @@ from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.newcomers import Newcomers
 from elaswave_fx.launch.process import Child, end_children
 from elaswave_fx.launch.stop import Stop
+from elaswave_fx.observe.job_events import ClockRestored, Coordinator, Detected, Left, Started, Stopping
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.narrative import Narrator
 from elaswave_fx.observe.progress import StepProgress
+from elaswave_fx.observe.rank_events import FaultStrikes
 from elaswave_fx.observe.recorder import Recorder
+from elaswave_fx.observe.run_event import RunEvent, fields_of
 from elaswave_fx.observe.run_log import RunLog
 from elaswave_fx.scheduling import answer_soon
 
@@ -93,7 +96,7 @@ class Supervisor:
         answer_soon()  # after the forks: ranks compute
         pids = ", ".join(f"rank {rank} pid {child.pid}" for rank, child in enumerate(self._children))
         self._log.debug(f"workers: {pids}")
-        self._recorder.event("started", pids={str(rank): child.pid for rank, child in enumerate(self._children)})
+        self._recorder.write(Started(pids={str(rank): child.pid for rank, child in enumerate(self._children)}))
         ranks = f"{len(self._children)} rank{'s' if len(self._children) != 1 else ''}"
         self._progress.phase(f"starting {ranks}; logs in {self._recorder.directory.path / 'logs'}")
         for rank, child in enumerate(self._children):
@@ -215,8 +218,12 @@ class Supervisor:
         for fault in [fault for fault in self._to_join if fault.step <= step + 1]:
             self._to_join.remove(fault)
             if self._newcomers.start():
-                what = {"rank": fault.rank, "step": fault.step, "fault": fault.kind, "phase": fault.phase}
-                self._on_event({"event": "fault", "epoch": 0, "at_s": time.monotonic(), **what})
+                strikes = FaultStrikes(step=fault.step, fault=fault.kind, phase=fault.phase)
+                self._happens(strikes, rank=fault.rank)
+
+    def _happens(self, event: RunEvent, **more: int) -> None:
+        """Write down what the launcher knows first."""
+        self._on_event({**fields_of(event), **more, "epoch": 0, "at_s": time.monotonic()})
 
     def _on_event(self, fields: Mapping[str, Any]) -> None:
         """Pass an event of a worker or the coordinator on to the file and the user."""
@@ -302,7 +309,7 @@ class Supervisor:
     def _put_clocks_back(self, rank: int | None = None) -> None:
         """A worker that could not do so itself has left its clock as it had set it."""
         for line in put_clocks_back(self._recorder.directory.path, self._spec.power, rank):
-            self._recorder.event("clock", rank=rank, outcome="restored", why=line)
+            self._recorder.write(ClockRestored(rank=rank, outcome="restored", why=line))
             self._log.info(line)
 
     def _on_error(self, rank: int, failure: Failure) -> None:
@@ -317,7 +324,7 @@ class Supervisor:
         if not self._others_run(rank):
             return self._fail(rank, failure)
         self._lost[rank] = failure
-        self._on_event({"event": "left", "epoch": 0, "at_s": time.monotonic(), "rank": rank, "cause": failure.reason})
+        self._happens(Left(rank=rank, cause=failure.reason))
 
     def _take_back(self, rank: int, failure: Failure) -> None:
         """A rank that the others took for dead, and that lives, comes back: as a new one, in a new process."""
@@ -330,7 +337,7 @@ class Supervisor:
         self._failures.setdefault(rank, failure)
         if len(self._failures) == 1:
             self._failed_at = time.monotonic()
-        self._recorder.event("detected", rank=rank, cause=failure.reason)
+        self._recorder.write(Detected(rank=rank, cause=failure.reason))
 
     # --- The coordinator ---
 
@@ -383,7 +390,7 @@ class Supervisor:
             if child.channel in self._selector.get_map():
                 self._selector.unregister(child.channel)
         how = self._coordination.ended()
-        self._on_event({"event": "coordinator", "epoch": 0, "at_s": time.monotonic(), "cause": how})
+        self._happens(Coordinator(cause=how))
 
     # --- The clock ---
 
@@ -435,7 +442,7 @@ class Supervisor:
     def _on_stop_request(self) -> None:
         if self._heeded == 1 and not self._failures:
             self._log.info("stopping after the current step; once more ends the workers at once")
-            self._recorder.event("stopping", steps=self._recorder.steps)
+            self._recorder.write(Stopping(steps=self._recorder.steps))
             # The wish travels with the ranks' votes: all stop after the same step.
             for rank in range(self._spec.ranks):
                 self._tell(rank, "halt")

@@ -2,80 +2,88 @@
 
     {"t_ms": 8.1, "kind": "stopped", "epoch": 0, "members": [0, 1, 3]}   ->  KINDS["stopped"]
 
-The types say what a line has beside `t_ms`, `kind` and `epoch`. The coordinator makes its lines in
-`control/coordinator/event_log.py`; `tests/docs/test_reference.py` holds these types against what is written.
+The types say what a line has beside `t_ms`, `kind` and `epoch`. The coordinator makes its events in
+`control/coordinator/event_log.py`. Fields that are UNSET are not written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+from elaswave_fx.observe.run_event import RunEvent, tag_of
 
 
-class Planned(TypedDict, total=False):
+class JobEvent(RunEvent, frozen=True, kw_only=True):
+    """Base of those of the launcher and the coordinator."""
+
+
+class Planned(JobEvent, frozen=True, kw_only=True, tag="planned"):
     """The plan of an epoch; of the first one only `units`, `samples`, `world_size`."""
 
-    reason: str
+    reason: str | UnsetType = UNSET
     """What was chosen, and what it beat."""
-    plan_ms: float
-    lines: list[str]
+    plan_ms: float | UnsetType = UNSET
+    lines: list[str] | UnsetType = UNSET
     """What changes, in words."""
-    layout: str
+    layout: str | UnsetType = UNSET
     """If the same ranks take another one."""
-    units: int
-    samples: int
-    world_size: int
+    units: int | UnsetType = UNSET
+    samples: int | UnsetType = UNSET
+    world_size: int | UnsetType = UNSET
 
 
-class Started(TypedDict):
+class Started(JobEvent, frozen=True, kw_only=True, tag="started"):
     """All processes are up."""
 
     pids: dict[str, int]
     """By rank."""
 
 
-class Detected(TypedDict, total=False):
+class Detected(JobEvent, frozen=True, kw_only=True, tag="detected"):
     """The coordinator ends the epoch for a failure; with no epoch after it, the run failed."""
 
     rank: int | None
-    ranks: list[int]
+    ranks: list[int] | UnsetType = UNSET
     """All that failed; empty if a step failed and no rank is accused."""
     cause: str
-    silent_ms: float | None
+    silent_ms: float | UnsetType | None = UNSET
     """Since the last heartbeat or report; null if there was none."""
-    exited: bool
+    exited: bool | UnsetType = UNSET
     """The launcher has reported the end of the process."""
 
 
-class Left(TypedDict):
+class Left(JobEvent, frozen=True, kw_only=True, tag="left"):
     """The process of a worker ended, or it was evicted."""
 
     rank: int
     cause: str
 
 
-class MustStay(TypedDict):
+class MustStay(JobEvent, frozen=True, kw_only=True, tag="must_stay"):
     """A draining rank cannot leave."""
 
     rank: int
     reason: str
 
 
-class Stopped(TypedDict):
+class Stopped(JobEvent, frozen=True, kw_only=True, tag="stopped"):
     """All members of the next epoch have left the step and reported."""
 
     members: list[int]
 
 
-class Agreed(TypedDict, total=False):
+class Agreed(JobEvent, frozen=True, kw_only=True, tag="agreed"):
     """The new epoch is in the store."""
 
     members: list[int]
     lost: list[int]
     """The ranks that failed."""
-    left: list[int]
+    left: list[int] | UnsetType = UNSET
     """The ranks that were drained."""
-    back: list[int]
+    back: list[int] | UnsetType = UNSET
     """Evicted ranks that rejoin with their state."""
     step: int
     """The one to resume at."""
@@ -84,11 +92,11 @@ class Agreed(TypedDict, total=False):
     """How the step in flight ended: `rolled forward`, `done again`, `rolled back`; null if a new coordinator found the
     epoch in the store."""
     why: str
-    rolled_back_to: int
+    rolled_back_to: int | UnsetType = UNSET
     """If replicas were lost."""
 
 
-class Slowed(TypedDict):
+class Slowed(JobEvent, frozen=True, kw_only=True, tag="slowed"):
     """Ranks have other speeds than planned."""
 
     speeds: dict[str, float]
@@ -96,62 +104,62 @@ class Slowed(TypedDict):
     """Those on probation: they had no work because they were slow, and get a little."""
 
 
-class Recovery(TypedDict, total=False):
+class Recovery(JobEvent, frozen=True, kw_only=True, tag="recovery"):
     """An entry of the summary's `recoveries`, when it is complete or the run ends; null: not observed."""
 
-    rank: int | None
-    ranks: list[int]
-    cause: str
-    step: int | None
-    members: int
+    rank: int | UnsetType | None = UNSET
+    ranks: list[int] | UnsetType = UNSET
+    cause: str | UnsetType = UNSET
+    step: int | UnsetType | None = UNSET
+    members: int | UnsetType = UNSET
     """How many ranks the new epoch has."""
-    steps_redone: int | None
-    rolled_back_to: int
-    bytes_moved: int | None
-    detect_ms: float | None
+    steps_redone: int | UnsetType | None = UNSET
+    rolled_back_to: int | UnsetType = UNSET
+    bytes_moved: int | UnsetType | None = UNSET
+    detect_ms: float | UnsetType | None = UNSET
     """From the fault, or the last sign of life, to the end of the epoch."""
-    abort_ms: float | None
+    abort_ms: float | UnsetType | None = UNSET
     """Until all ranks left the step."""
-    agree_ms: float | None
-    plan_ms: float | None
-    edit_ms: float | None
-    transfer_ms: float | None
-    mttr_ms: float | None
+    agree_ms: float | UnsetType | None = UNSET
+    plan_ms: float | UnsetType | None = UNSET
+    edit_ms: float | UnsetType | None = UNSET
+    transfer_ms: float | UnsetType | None = UNSET
+    mttr_ms: float | UnsetType | None = UNSET
     """From the fault to the next commit, less a usual step; null if no commit followed."""
 
 
-class Stopping(TypedDict, total=False):
+class Stopping(JobEvent, frozen=True, kw_only=True, tag="stopping"):
     """All ranks stop after a certain step: on request (`steps`), or for a planned reconfiguration (`cause`)."""
 
-    steps: int
-    cause: str
+    steps: int | UnsetType = UNSET
+    cause: str | UnsetType = UNSET
 
 
-class CalledOff(TypedDict):
+class CalledOff(JobEvent, frozen=True, kw_only=True, tag="called_off"):
     """A planned reconfiguration was cancelled: the model is being exported."""
 
     cause: str
 
 
-class Waiting(TypedDict):
+class Waiting(JobEvent, frozen=True, kw_only=True, tag="waiting"):
     """A box is only at evicted ranks: the members wait."""
 
     cause: str
 
 
-class Coordinator(TypedDict):
+class Coordinator(JobEvent, frozen=True, kw_only=True, tag="coordinator"):
     """The coordinator failed; another one takes over."""
 
     cause: str
 
 
-class Over(TypedDict):
+class Over(JobEvent, frozen=True, kw_only=True, tag="over"):
     """No epoch follows."""
 
     reason: str
 
 
-class Finished(TypedDict):
+class Finished(JobEvent, frozen=True, kw_only=True, tag="finished"):
     """The run has ended."""
 
     outcome: str
@@ -159,8 +167,18 @@ class Finished(TypedDict):
     steps: int
 
 
-KINDS: Mapping[str, Any] = {
-    "planned": Planned, "started": Started, "detected": Detected, "left": Left, "must_stay": MustStay,
-    "stopped": Stopped, "agreed": Agreed, "slowed": Slowed, "recovery": Recovery, "stopping": Stopping,
-    "called_off": CalledOff, "waiting": Waiting, "coordinator": Coordinator, "over": Over, "finished": Finished,
+class ClockRestored(JobEvent, frozen=True, kw_only=True, tag="clock"):
+    """The launcher has restored the clock of a killed rank."""
+
+    rank: int | None
+    outcome: Literal["restored"]
+    why: str
+
+
+KINDS: Mapping[str, type[JobEvent]] = {
+    tag_of(kind): kind
+    for kind in (
+        Planned, Started, Detected, Left, MustStay, Stopped, Agreed, Slowed, Recovery, Stopping, CalledOff, Waiting,
+        Coordinator, Over, ClockRestored, Finished,
+    )
 }  # fmt: skip

@@ -12,15 +12,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from elaswave_fx.observe.run_event import RunEvent
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 Step = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31))]
 Words = Annotated[str, msgspec.Meta(max_length=1 << 14)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class RankEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True,
-                tag_field="event"):  # fmt: skip
-    """Base of them all; fields that have their defaults are not written."""
+class RankEvent(RunEvent, frozen=True):
+    """Base of those that ranks report."""
 
 
 class Joined(RankEvent, frozen=True, tag="joined"):
@@ -44,7 +45,10 @@ class FaultStrikes(RankEvent, frozen=True, tag="fault"):
     step: Step
     fault: Name
     phase: Name
-    speed: float
+    seconds: float | None = None
+    """For which a rank is suspended or cut off."""
+    speed: float | None = None
+    """Of a rank that is slowed down."""
 
 
 class Edited(RankEvent, frozen=True, tag="edited"):
@@ -159,8 +163,3 @@ OF_ANY_RANK: tuple[type[RankEvent], ...] = (
     ClockSet, ModelElsewhere, Predicted,
 )  # fmt: skip
 """What a rank that no launcher started may say, too."""
-
-
-def tag_of(kind: type[RankEvent]) -> str:
-    """Its `kind` in `events.jsonl`."""
-    return str(kind.__struct_config__.tag)

@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from elaswave_fx.observe.job_events import Finished, Planned
 from elaswave_fx.observe.metrics import Coverage, StepBook, StepLine, StepReport, Summary
+from elaswave_fx.observe.rank_events import Resumed
 from elaswave_fx.observe.recoveries import Recoveries
 from elaswave_fx.observe.run_directory import RunDirectory
+from elaswave_fx.observe.run_event import RunEvent, fields_of
 
 
 class Recorder:
@@ -75,13 +78,18 @@ class Recorder:
         """Write the first plan; steps can be recorded from here on."""
         self.directory.plan(0, plan)
         self._expect(units, samples)
-        self.event("planned", units=units, samples=samples, world_size=world)
+        self.write(Planned(units=units, samples=samples, world_size=world))
         if self._first_step:
-            self.event("resumed", step=self._first_step)
+            self.write(Resumed(step=self._first_step))
 
     def _expect(self, units: int, samples: int) -> None:
         self.plane = (units, samples)
         self._book = StepBook(units, samples, self._first_step)
+
+    def write(self, event: RunEvent) -> None:
+        """Write an event of the launcher's own that happens now."""
+        fields = fields_of(event)
+        self.event(fields.pop("event"), **fields)
 
     def event(self, kind: str, epoch: int = 0, at_s: float | None = None, **fields: Any) -> Mapping[str, Any] | None:
         """Write a line of `events.jsonl`, stamped with the time since the launcher began. `at_s` is the monotonic
@@ -160,7 +168,7 @@ class Recorder:
             extra.update(self._ends[rank])
         covered = self._covered()
         self._recovery(self._recoveries.unfinished())
-        self.event("finished", outcome=outcome, steps=self.steps)
+        self.write(Finished(outcome=outcome, steps=self.steps))
         self.directory.summary(
             Summary(
                 steps=self.steps,

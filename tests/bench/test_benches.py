@@ -144,8 +144,6 @@ def test_startup(tmp_path: Path) -> None:
 def test_planner(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "planner", "--tiny", "--repeats", "1")
     assert [(entry["name"], entry["unit"], entry["peer"]) for entry in entries] == [
-        ("16 ranks by kinds", "ms", 10.0),
-        ("16 ranks by kinds, memory at its peak", "MiB", pytest.approx(1e9 / 2**20)),
         ("16 ranks, every part", "ms", 20.0), ("16 ranks, every part, bounded", "ms", 20.0),
         ("16 ranks, after a loss", "ms", 20.0), ("16 ranks, after a loss, bounded", "ms", 20.0),
     ]  # fmt: skip

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from elaswave_fx.control.coordinator.event_log import Line, line_of, log_line
+from typing import Any
+
+from elaswave_fx.control.coordinator.event_log import job_event, log_line
 from elaswave_fx.control.protocol.coordinator import Event, end, step
 from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Superseded
 from elaswave_fx.control.protocol.messages import Connected, Exited, Heartbeat, Prepared, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import STOPPED, Copy, Report, Term, Version
+from elaswave_fx.observe import job_events
+from elaswave_fx.observe.run_event import fields_of
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank
 from tests.control.test_coordinator import WORLD, Driver, line
 
 
-class RankReport(Driver):
+class Recorded(Driver):
     """A coordinator whose events are written down."""
 
     def __init__(self, register: Register | None = None) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[tuple[str, int, dict[str, Any]]] = []
         super().__init__(register)
 
     def feed(self, event: Event) -> None:
         self.state, actions = step(self.state, event, self.now_s)
-        told = [line_of(action, self.now_s) for action in actions if isinstance(action, EVENT_TYPES)]
-        self.lines += [line for line in told if line is not None]
+        for action in actions:
+            found = job_event(action, self.now_s) if isinstance(action, EVENT_TYPES) else None
+            if found is not None:
+                fields = fields_of(found)
+                self.lines.append((fields.pop("event"), action.epoch, fields))
         self.did += actions
         for action in actions:
             if isinstance(action, Swap):
@@ -33,7 +40,7 @@ class RankReport(Driver):
 
 
 def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
-    job = RankReport()
+    job = Recorded()
     job.beats(*range(WORLD))
     job.now_s = 0.1
     job.heartbeat(0, phase=STOPPED, suspect=Rank(3))
@@ -55,7 +62,7 @@ def test_a_loss_is_told_once_and_then_what_was_agreed() -> None:
 
 
 def test_a_second_loss_is_told_too() -> None:
-    job = RankReport()
+    job = Recorded()
     job.beats(*range(WORLD))
     job.feed(Exited(Rank(3)))
     job.feed(Exited(Rank(2)))
@@ -63,7 +70,7 @@ def test_a_second_loss_is_told_too() -> None:
 
 
 def test_a_planned_stop_is_no_loss() -> None:
-    job = RankReport()
+    job = Recorded()
     job.beats(*range(WORLD))
     job.feed(Connected(Rank(7)))
     job.feed(Heartbeat(Rank(7), job.register.epoch, Version(0), STOPPED, None, None, True, False, ()))
@@ -73,7 +80,7 @@ def test_a_planned_stop_is_no_loss() -> None:
 
 def test_who_is_waited_for_is_said_once() -> None:
     """Two ranks fall silent after a step; what they alone have a copy of is not taken from anywhere older."""
-    job = RankReport()
+    job = Recorded()
     job.beats(*range(WORLD))
     job.heartbeat(0, lines=(line(1),))
     boxes = job.register.activation.assignment.boxes
@@ -95,32 +102,32 @@ def test_who_is_waited_for_is_said_once() -> None:
 
 def test_who_takes_over_tells_of_the_epoch_that_it_finds() -> None:
     """The coordinator before may have been killed between the swap and its word."""
-    job = RankReport()
+    job = Recorded()
     job.beats(*range(WORLD))
     job.feed(Exited(Rank(3)))
     for rank in range(3):
         job.prepared(rank)
-    heir = RankReport(job.register)
+    heir = Recorded(job.register)
     assert [(kind, epoch) for kind, epoch, _ in heir.lines] == [("agreed", 1)]
     assert heir.lines[0][2]["members"] == [0, 1, 2] and "rolled_back_to" not in heir.lines[0][2]
     assert heir.lines[0][2]["steps_redone"] is None, "nobody knows that any more"
-    assert not RankReport().lines, "there is nothing to tell of the first epoch"
+    assert not Recorded().lines, "there is nothing to tell of the first epoch"
 
 
 def test_a_rank_that_was_never_heard_has_no_last_sign_of_life() -> None:
-    job = RankReport()
+    job = Recorded()
     job.beats(0, 1, 2)
     job.feed(Exited(Rank(3)))
     assert job.lines[0][2]["silent_ms"] is None
 
 
 def test_the_end_is_told_with_its_reason() -> None:
-    job = RankReport()
+    job = Recorded()
     _, actions = end(job.state, "2 ranks are too few")
     (over,) = [action for action in actions if isinstance(action, Over)]
-    assert line_of(over, 0.0) == ("over", 0, {"reason": "2 ranks are too few"})
+    assert job_event(over, 0.0) == job_events.Over(reason="2 ranks are too few")
 
 
 def test_what_only_the_log_says() -> None:
-    assert line_of(Superseded(Term(4)), 0.0) is None
+    assert job_event(Superseded(Term(4)), 0.0) is None
     assert log_line(Superseded(Term(4))) == "coordinator of term 4: superseded"

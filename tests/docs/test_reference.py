@@ -1,26 +1,24 @@
-"""The generated pages of `docs/reference/` are fresh, and lines of events have the fields of their types."""
+"""The generated pages of `docs/reference/` are fresh, and events have the fields of their types."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from elaswave_fx.control.coordinator.event_log import line_of
+from elaswave_fx.control.coordinator.event_log import job_event
 from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.decide import Resumption
 from elaswave_fx.control.protocol.events import Cause, CauseKind
-from elaswave_fx.observe.job_events import KINDS
+from elaswave_fx.observe.job_events import Recovery
 from elaswave_fx.observe.recoveries import Recoveries
+from elaswave_fx.observe.run_event import fields_of
 from tools.docs.__main__ import PAGES, main, stale
 from tools.docs.comments import read_keys
-from tools.docs.events import OF_RANKS
 from tools.docs.keys import CONF
 from tools.docs.markdown import prose
 
-PACKAGE = Path(__file__).parents[2] / "elaswave_fx"
 CAUSE = Cause(CauseKind.EXITED, (2,))
 OF_THE_COORDINATOR = (
     events.Detected(0, (2,), CAUSE, 14.6),
@@ -66,14 +64,6 @@ def test_comments_become_prose() -> None:
     assert said == "`1f1b`; `split`: as `switch.memory` says, e.g. `data.paths=[a]`; `auto`"
 
 
-@pytest.mark.parametrize("event", OF_THE_COORDINATOR, ids=lambda event: type(event).__name__)
-def test_a_line_of_the_coordinator_has_the_fields_of_its_type(event: events.Event) -> None:
-    line = line_of(event, 15.0)
-    assert line is not None
-    kind, _, fields = line
-    assert fields.keys() <= KINDS[kind].__annotations__.keys()
-
-
 def test_all_events_of_the_coordinator_are_tried() -> None:
     told = {kind for kind in events.EVENT_TYPES if kind not in (events.Attempt, events.Superseded)}
     assert {type(event) for event in OF_THE_COORDINATOR} == told
@@ -82,37 +72,11 @@ def test_all_events_of_the_coordinator_are_tried() -> None:
 def test_a_recovery_has_the_fields_of_its_type() -> None:
     recoveries = Recoveries()
     for event in OF_THE_COORDINATOR:
-        line = line_of(event, 15.0)
-        assert line is not None
-        recoveries.event(line[0], line[1], 15.0, line[2])
+        found = job_event(event, 15.0)
+        assert found is not None
+        fields = fields_of(found)
+        recoveries.event(fields.pop("event"), event.epoch, 15.0, fields)
     (entry,) = recoveries.entries()
     assert entry["rolled_back_to"] == 60
-    assert entry.keys() - {"epoch"} <= KINDS["recovery"].__annotations__.keys()
-
-
-def test_every_kind_that_is_written_has_a_type() -> None:
-    found = {(kind, name) for path in PACKAGE.rglob("*.py") for kind, name in _written(ast.parse(path.read_text()))}
-    assert {kind for kind, _ in found} >= {"planned", "started", "finished", "coordinator", "recovery", "slowed"}
-    for kind, name in found:
-        types = [each for each in (KINDS.get(kind), OF_RANKS.get(kind)) if each is not None]
-        assert types, f"{kind} has no type"
-        assert name in ("", "rank") or any(name in each.__annotations__ for each in types), f"{kind}: {name}"
-
-
-def _written(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """The kinds and fields of calls `….event("kind", field=…)`, `….…("event", event="kind", field=…)`, and of dicts
-    `{"event": "kind", "field": …}`."""
-    for node in ast.walk(tree):
-        named: dict[str, ast.expr] = {}
-        found: list[ast.expr | None] = []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            named = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-            found = [named.get("event"), *(node.args[:2] if node.func.attr == "event" else [])]
-        elif isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
-            named = {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
-            found = [named.get("event")]
-        for kind in found:
-            if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
-                yield kind.value, ""
-                yield from ((kind.value, name) for name in named.keys() - {"event", "epoch", "at_s"})
+    fields = {key: value for key, value in entry.items() if key != "epoch"}
+    assert msgspec.to_builtins(msgspec.convert(fields, Recovery)) == {"event": "recovery", **fields}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from elaswave_fx.build.builder import options_of
 from elaswave_fx.config.types import Config
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.derive import make_plan
@@ -19,7 +20,7 @@ from tests.runs import small_config
 
 def cut_at(unit: int) -> object:
     def planner(config: Config, artifact: Artifact) -> Plan:
-        workload = make_workload(artifact, config.global_batch, 2)
+        workload = make_workload(artifact, options_of(config), 2)
         half, whole = config.global_batch // 2, config.global_batch
         ends = (0, unit, len(artifact.units))
         lanes = [

@@ -15,7 +15,7 @@ import pytest
 
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.types import Config
-from elaswave_fx.control.protocol import speed_meter, trials
+from elaswave_fx.control.protocol import probation, speed_meter
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.topology import Rank
@@ -52,7 +52,7 @@ def test_a_slow_rank_gets_less_work_with_the_bits_of_one_rank(tmp_path: Path) ->
 def test_a_rank_without_work_is_tried_and_has_its_share_again_with_the_bits_of_one_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "WAIT_S", 0.5)
+    monkeypatch.setattr(probation, "WAIT_S", 0.5)
     run = with_the_bits_of_one_rank(tmp_path, 4000, "speed: 0.02, steps: 60")
     paths = sorted(run.folder.glob("plan-*.json"), key=lambda path: int(path.stem.removeprefix("plan-")))
     shares = [Plan.from_json(path.read_text()).tile(Rank(1)).sample_count for path in paths]

@@ -20,7 +20,7 @@ AGREED = {
 EXIT = "rank 2: killed by SIGKILL"
 
 
-class RankReport:
+class Recorded:
     """A log, and events that are told to it with what the recorder makes of them."""
 
     def __init__(self, level: str = "info") -> None:
@@ -48,7 +48,7 @@ class RankReport:
 
 
 def test_a_recovery_is_one_line_and_its_parts_are_details(tmp_path: Path) -> None:
-    told = RankReport()
+    told = Recorded()
     told.loss()
     told("left", rank=2, cause=EXIT)
     told("agreed", 1, **AGREED)
@@ -58,13 +58,13 @@ def test_a_recovery_is_one_line_and_its_parts_are_details(tmp_path: Path) -> Non
     told.log.keep("error: shown elsewhere")
     kept = (tmp_path / "console.log").read_text().splitlines()
     assert len(kept) == 11 and kept[-1].endswith(" error: shown elsewhere") and "    rank 0 computes units 0-9" in kept
-    debug = RankReport("debug")
+    debug = Recorded("debug")
     debug.loss()
     assert len(debug.lines) == 2
 
 
 def test_an_exit_that_is_read_late_is_a_line_of_its_own() -> None:
-    told = RankReport()
+    told = Recorded()
     told.loss()
     told("agreed", 1, **AGREED)
     told.resume()
@@ -76,7 +76,7 @@ def test_an_exit_that_is_read_late_is_a_line_of_its_own() -> None:
 
 
 def test_a_recovery_whose_decision_is_read_late_is_told_when_it_is_known() -> None:
-    told = RankReport()
+    told = Recorded()
     told.loss()
     told("resumed", 1, step=60)
     assert told.lines == []
@@ -94,19 +94,19 @@ def test_a_recovery_whose_decision_is_read_late_is_told_when_it_is_known() -> No
     ],
 )
 def test_a_reconfiguration_is_told_where_members_change(fields: dict[str, Any], line: str | None) -> None:
-    told = RankReport()
+    told = Recorded()
     told("agreed", 3, **{**AGREED, "lost": [], "step": 9, "steps_redone": 0, **fields})
     assert told.lines == ([line] if line else [])
 
 
 def test_a_file_that_cannot_be_written_costs_a_line(tmp_path: Path) -> None:
-    told = RankReport()
+    told = Recorded()
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "console.log").symlink_to(victim)
     told.log.write_to(tmp_path / "console.log")
     assert victim.read_text() == "mine" and "console.log: cannot be written (" in told.lines[0]
-    full = RankReport()
+    full = Recorded()
     full.log.write_to(Path("/dev/full"))
     with full.log:
         full.log.info("a line")

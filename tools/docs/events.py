@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from elaswave_fx.observe.job_events import KINDS
-from elaswave_fx.observe.rank_events import OF_ANY_RANK, FaultStrikes, tag_of
+from elaswave_fx.observe.rank_events import OF_ANY_RANK, FaultStrikes
+from elaswave_fx.observe.run_event import tag_of
 from tools.docs.markdown import clause, code, field_docs, first_paragraph, page_of, prose, table
 
 OF_RANKS: Mapping[str, Any] = {tag_of(kind): kind for kind in (*OF_ANY_RANK, FaultStrikes)}

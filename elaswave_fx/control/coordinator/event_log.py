@@ -1,15 +1,15 @@
 """The coordinator's events for people: lines of `events.jsonl`, and sentences for its log.
 
-In: an event of `protocol/events.py`. Out: (kind, epoch, fields) for the launcher, or a sentence.
+In: an event of `protocol/events.py`. Out: an event of `observe/job_events.py` for the launcher, or a sentence.
 
     Detected(4, (3,), Cause(CauseKind.LEFT, (3,), by=0), since_s)
-        ->  ("detected", 4, {"rank": 3, "ranks": [3], "cause": "rank 0 aborted the step and reported rank 3 lost",
-                             "silent_ms": 91.0, "exited": False})
+        ->  Detected(rank=3, ranks=[3], cause="rank 0 aborted the step and reported rank 3 lost", silent_ms=91.0,
+                     exited=False)
 """
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec import UNSET
 
 from elaswave_fx.control.protocol.decide import Resumption
 from elaswave_fx.control.protocol.events import (
@@ -27,34 +27,36 @@ from elaswave_fx.control.protocol.events import (
     Superseded,
     Waiting,
 )
+from elaswave_fx.observe import job_events
+from elaswave_fx.observe.job_events import JobEvent
 from elaswave_fx.words import rank_words
 
-Line = tuple[str, int, dict[str, Any]]
 
-
-def line_of(event: Event, now_s: float) -> Line | None:
+def job_event(event: Event, now_s: float) -> JobEvent | None:
     """The line of `events.jsonl`; None for an event that is the log's alone."""
     match event:
         case Detected():
-            rank = event.ranks[0] if event.ranks else None
-            silent_ms = None if event.since_s is None else round(1e3 * (now_s - event.since_s), 3)
-            fields = {"rank": rank, "ranks": list(event.ranks), "cause": cause_words(event.cause)}
-            exited = event.cause.kind is CauseKind.EXITED
-            return "detected", event.epoch, {**fields, "silent_ms": silent_ms, "exited": exited}
+            return job_events.Detected(
+                rank=event.ranks[0] if event.ranks else None,
+                ranks=list(event.ranks),
+                cause=cause_words(event.cause),
+                silent_ms=None if event.since_s is None else round(1e3 * (now_s - event.since_s), 3),
+                exited=event.cause.kind is CauseKind.EXITED,
+            )
         case Stopping():
-            return "stopping", event.epoch, {"cause": cause_words(event.cause)}
+            return job_events.Stopping(cause=cause_words(event.cause))
         case CalledOff():
-            return "called_off", event.epoch, {"cause": "no step follows any more"}
+            return job_events.CalledOff(cause="no step follows any more")
         case Waiting():
-            return "waiting", event.epoch, {"cause": _waiting(event)}
+            return job_events.Waiting(cause=_waiting(event))
         case Stopped():
-            return "stopped", event.epoch, {"members": list(event.members)}
+            return job_events.Stopped(members=list(event.members))
         case Agreed():
-            return "agreed", event.epoch, _agreed(event)
+            return _agreed(event)
         case CannotLeave():
-            return "must_stay", event.epoch, {"rank": event.rank, "reason": event.reason}
+            return job_events.MustStay(rank=event.rank, reason=event.reason)
         case Over():
-            return "over", event.epoch, {"reason": event.reason}
+            return job_events.Over(reason=event.reason)
     return None
 
 
@@ -117,19 +119,18 @@ def _waiting(event: Waiting) -> str:
     return f"links of {list(event.ranks)} are broken, but their copies are needed"
 
 
-def _agreed(event: Agreed) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "members": list(event.members),
-        "lost": list(event.lost),
-        "step": event.step,
-        "steps_redone": event.steps_redone,
-        "how": None if event.how is None else event.how.value,
-        "why": _why(event),
-    }
-    for key, ranks in (("left", event.left), ("back", event.back)):
-        if ranks:
-            fields[key] = list(ranks)
-    return {**fields, "rolled_back_to": event.step} if event.rolled_back else fields
+def _agreed(event: Agreed) -> job_events.Agreed:
+    return job_events.Agreed(
+        members=list(event.members),
+        lost=list(event.lost),
+        left=list(event.left) or UNSET,
+        back=list(event.back) or UNSET,
+        step=event.step,
+        steps_redone=event.steps_redone,
+        how=None if event.how is None else event.how.value,
+        why=_why(event),
+        rolled_back_to=event.step if event.rolled_back else UNSET,
+    )
 
 
 def _why(event: Agreed) -> str:

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import msgspec
 
 from elaswave_fx.control.protocol.messages import RankReport
-from elaswave_fx.observe.rank_events import OF_ANY_RANK, Count, Name, Step, Words, tag_of
+from elaswave_fx.observe.rank_events import OF_ANY_RANK, Count, Name, Step, Words
+from elaswave_fx.observe.run_event import tag_of
 
 _Tile = tuple[Count, Count, Count, Count]
 

@@ -18,14 +18,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from elaswave_fx.control.coordinator.driver import CoordinatorDriver
-from elaswave_fx.control.coordinator.event_log import line_of, log_line
+from elaswave_fx.control.coordinator.event_log import job_event, log_line
 from elaswave_fx.control.coordinator.file_server import FileServer, SharedFile
 from elaswave_fx.control.coordinator.leader_lock import leader_lock
 from elaswave_fx.control.coordinator.plan_cache import Planned, Planning
@@ -59,6 +61,9 @@ from elaswave_fx.control.protocol.validate import AHEAD_MOST, fault_of, fault_of
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Heard, OfRank
 from elaswave_fx.errors import CommError, PlanError
+from elaswave_fx.observe import job_events
+from elaswave_fx.observe.job_events import JobEvent
+from elaswave_fx.observe.run_event import fields_of
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from elaswave_fx.scheduling import answer_soon, collect_rarely
 
@@ -380,17 +385,14 @@ class Service:
 
     def _tell_event(self, event: events.Event, now: float) -> None:
         self._background.submit(partial(print, f"{now:.3f} {log_line(event)}", flush=True))
-        line = line_of(event, now)
-        if line is None:
+        found = job_event(event, now)
+        if found is None or isinstance(event, events.Attempt | events.Superseded):
             return
-        kind, epoch, fields = line
-        self._tell("event", event=kind, epoch=epoch, at_s=now, **fields)
+        following: list[JobEvent] = [found]
         if isinstance(event, events.Agreed):
-            self._tell("event", event="planned", epoch=epoch, at_s=now, **self._planned_fields())
-            planned = self._driver.plan(self._driver.register.key.plan_hash)
-            if planned.speeds:
-                ranks = {str(rank): speed for rank, speed in planned.speeds.items()}
-                self._tell("event", event="slowed", epoch=epoch, at_s=now, speeds=ranks, tried=list(planned.tried))
+            following += self._plan_events()
+        for each in following:
+            self._tell("event", epoch=event.epoch, at_s=now, **fields_of(each))
 
     def _at_store(self, action: Read | Swap) -> None:
         """A store that cannot be reached is asked again by the machine, or by the rank that asked."""
@@ -459,7 +461,15 @@ class Service:
         if register is not None and new.epoch != register.epoch:
             self._store.write_plan(new.epoch, self._driver.plan(new.key.plan_hash).text)
 
-    def _planned_fields(self) -> dict[str, Any]:
+    def _plan_events(self) -> Iterator[JobEvent]:
+        """What is new in the plan of the epoch that was agreed."""
         planned = self._driver.plan(self._driver.register.key.plan_hash)
-        fields = {"reason": planned.reason, "plan_ms": round(self._driver.plan_ms, 3), "lines": list(planned.lines)}
-        return {**fields, "layout": planned.layout} if planned.layout else fields
+        yield job_events.Planned(
+            reason=planned.reason,
+            plan_ms=round(self._driver.plan_ms, 3),
+            lines=list(planned.lines),
+            layout=planned.layout or UNSET,
+        )
+        if planned.speeds:
+            speeds = {str(rank): speed for rank, speed in planned.speeds.items()}
+            yield job_events.Slowed(speeds=speeds, tried=list(planned.tried))
