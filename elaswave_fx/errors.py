@@ -9,7 +9,7 @@ class ElasWaveError(Exception):
 
 
 class ConfigError(ElasWaveError):
-    """The user's configuration cannot work; one line, names the key and the nearest valid value. Exit code 2."""
+    """The user's configuration cannot work; names the key and the nearest valid value."""
 
 
 class CaptureError(ConfigError):
@@ -49,8 +49,7 @@ class InputsDiffer(ExecError):
 
 
 class UpdateFailed(ExecError):
-    """The update of a box failed, whose step is committed: this rank's state of the box is gone, and the rank ends. The
-    other copies are updated by themselves, so the others go on."""
+    """The update of a box failed, whose step is committed: this rank ends, the others continue with their replicas."""
 
 
 class CheckpointError(ElasWaveError):

@@ -30,24 +30,24 @@ PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot", "any"
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A failure injected on purpose. The victim raises the signal on itself when it comes to `phase` of `step`, or of
-    the next step if the recovery from another failure finished that step without it. A rank is killed, stopped, cut
-    off or drained at most once, and not all ranks are. A fault that never fired fails the run.
+    """A failure injected on purpose. The victim raises the signal on itself in `phase` of `step`, or of the next step
+    if a recovery finished that step without it. A rank is killed, stopped, cut off or drained at most once, and not all
+    ranks are. A fault that never fired fails the run.
     """
 
     step: int
-    """The step in which it strikes; steps count from 0."""
+    """From 0."""
     rank: int
-    """The victim; with `kind: join` the number that the joining process will have, the job's next one."""
+    """The victim; with `kind: join` the number of the joiner, the job's next one."""
     kind: str = "kill"
-    """`kill`: SIGKILL; `stop`: SIGSTOP; `leave`: SIGTERM, which drains the rank; `cut`: nothing that the rank sends or
-    is sent arrives; `join`: one more process starts before the step; `slow`: units take longer from that step on."""
+    """`kill`: SIGKILL; `stop`: SIGSTOP; `leave`: SIGTERM, which drains the rank; `cut`: no message from or to the
+    rank arrives; `join`: one more process starts before the step; `slow`: units take longer from that step on."""
     phase: str = "any"
-    """The phase of the step, for kinds that strike in one: all but `join` and `slow`."""
+    """Of the step, for all kinds but `join` and `slow`."""
     speed: float = 0.5
-    """`slow`: the rank's speed, as a share of its own."""
+    """`slow`: the share of the rank's own speed."""
     steps: int | None = None
-    """`slow`: the number of slow steps; null: to the end."""
+    """`slow`: how many steps; null: to the end."""
     seconds: float | None = None
     """`cut`: how long, at most a day; null: to the end."""
 

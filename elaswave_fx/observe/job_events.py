@@ -89,8 +89,7 @@ class Agreed(JobEvent, frozen=True, kw_only=True, tag="agreed"):
     """The one to resume at."""
     steps_redone: int | None
     how: str | None
-    """How the step in flight ended: `rolled forward`, `done again`, `rolled back`; null if a new coordinator found the
-    epoch in the store."""
+    """How the step in flight ended: `rolled forward`, `done again`, `rolled back`; null from a new coordinator."""
     why: str
     rolled_back_to: int | UnsetType = UNSET
     """If replicas were lost."""

@@ -61,8 +61,7 @@ class StepLine:
     tokens: int
     """The count: targets that the loss was summed over; samples where a sample has one label."""
     step_ms: float
-    """From commit to commit at the rank that reported first, with an evaluation or a checkpoint's copy in between; in
-    the first step of an epoch, from when the rank was ready."""
+    """From commit to commit at the rank that reported first; in the first step of an epoch, from when it was ready."""
     epoch: int
     """The epoch that committed the step."""
     world_size: int

@@ -138,24 +138,24 @@ class Predicted(RankEvent, frozen=True, tag="predicted"):
     ranks: Count
     steps: Count
     predicted_pipeline_ms: float
-    """The schedule run abstractly with modelled durations and link rates."""
+    """The schedule, simulated."""
     pipeline_ms: float
-    """From a rank's first kernel to the end of its last one, of the slowest rank."""
+    """First kernel to last one, of the slowest rank."""
     predicted_exchange_ms: float
     """Messages of reduce, copy and gather alone."""
     exchange_ms: float
-    """The part of the step that is neither pipeline nor update."""
+    """The rest of the step."""
     predicted_update_ms: float
-    """Of the rank that keeps most, at the seconds of an element that were measured when the job was built."""
+    """Of the rank that keeps most state, as measured at the build."""
     update_ms: float
     """The optimizer, of owned boxes and of replicas."""
     predicted_step_ms: float
     step_ms: float
-    """The whole step of the slowest rank, from commit to commit."""
+    """Of the slowest rank, from commit to commit."""
     pipeline_over_predicted: float
     step_over_predicted: float
     overslept_share: float | None = None
-    """Emulated runs only: by how much all sleeps were too long, over all modelled time, before correction."""
+    """Emulated runs only: by how much sleeps were too long, over modelled time."""
 
 
 OF_ANY_RANK: tuple[type[RankEvent], ...] = (

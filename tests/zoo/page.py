@@ -17,17 +17,15 @@ from tests.zoo.trial import Trial, config_of
 
 HEAD = f"""# What runs, and what is refused
 
-`make models` made this page from `tests/zoo/kinds.py`; `make test` tries every row. Each module stands between an
-entering and a leaving layer and is trained for three steps of {SAMPLES} samples, on one rank in micro-batches and on a
-pipeline of two stages. It trains as one PyTorch process does, losses to 1e-5, or it is refused before a worker starts.
+Which kinds of modules train, and why others are refused; [architectures](architectures.md) has those of Hugging Face.
+`make models` made this page from `tests/zoo/kinds.py`. Each module trains three steps of {SAMPLES} samples, on one rank
+in micro-batches and in two stages, with the losses of one PyTorch process to 1e-5.
 
-- *trains*: as it is, whatever the layout.
-- *trains, keyed draws*: its random numbers depend on seed, step and sample alone, so all layouts draw the same; a plain
+- *trains, keyed draws*: random numbers depend on seed, step and sample alone, so all layouts draw the same; a plain
   loop draws others.
 - *needs its samples together*: refused at `parallel.granule=1`; trains with the granule that the refusal names.
-
-Hugging Face model types have [a page of their own](architectures.md).
 """
+REFUSED = "Before a worker starts, by a line with the place, this reason and a way out."
 
 
 def outcome(kind: Kind) -> str:
@@ -40,20 +38,21 @@ def outcome(kind: Kind) -> str:
 
 
 def rows() -> list[str]:
-    """The table, a line per outcome and place."""
+    """The table of what trains, a line per outcome and place."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, kind in KINDS.items():
-        found.setdefault((outcome(kind), kind.place), []).append(name)
+        if not kind.refused:
+            found.setdefault((outcome(kind), kind.place), []).append(name)
     return [f"| {said} | {place} | {'; '.join(names)} |" for (said, place), names in found.items()]
 
 
 def refusal(name: str) -> str:
-    """The line that a user gets, without numbers that change with every edit."""
+    """The reason that a user gets, without numbers that change with every edit."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             Trial(config_of(name, f"cache.dir={folder}/cache"), Path(folder))
         except ConfigError as error:
-            return stable(str(error))
+            return shown(str(error))
     raise AssertionError(f"{name} is not refused")
 
 
@@ -62,10 +61,18 @@ def stable(message: str) -> str:
     return re.sub(r"\b(line|norm|graph) \d[\d.]*(e[+-]\d+)?", r"\1 …", message)
 
 
+def shown(message: str) -> str:
+    """The reason of a refusal, without the source line and the way out, which the user gets too."""
+    reason = stable(message).removeprefix("model: ").split("; a way out is")[0]
+    reason = re.sub(r" in [\w.]+, line … (of \S+ )?\(.*?\): ", ": ", reason)
+    where = r"\S+ cannot be exported|the gradient of .*? has norm …, derived from its captured graph …"
+    return re.sub(rf"^({where}): ", "", reason)
+
+
 def page(refusals: Mapping[str, str]) -> str:
     """The page as Markdown."""
     listed = (f"- **{name}**: `{line}`" for name, line in refusals.items())
-    lines = [HEAD, "| outcome | over | modules |", "|---|---|---|", *rows(), "", "## Refused", "", *listed]
+    lines = [HEAD, "| outcome | over | modules |", "|---|---|---|", *rows(), "", "## Refused", "", REFUSED, "", *listed]
     return "\n".join(lines) + "\n"
 
 

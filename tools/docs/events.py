@@ -19,9 +19,9 @@ def page() -> str:
     return page_of(
         "Events",
         "Lines of `events.jsonl` in a run directory, in the order in which the launcher received them. Each has `t_ms` "
-        "(since the launcher's start, by the clock of the coordinator's machine), `kind` and `epoch`; those of ranks "
-        "have `rank`. Fields with a default are left out. [Recovery](../explain/recovery.md) shows a loss and a join.",
-        table(("kind", "from", "what happened", "fields"), rows),
+        "(since the launcher's start, by the clock of the coordinator's machine), `kind` and `epoch`; from `joined` "
+        "on also `rank`. Defaults are left out. [Recovery](../explain/recovery.md) shows a loss and a join.",
+        table(("kind", "what happened", "fields"), rows),
     )
 
 
@@ -29,8 +29,7 @@ def _order() -> list[str]:
     return [*KINDS, *(kind for kind in OF_RANKS if kind not in KINDS)]
 
 
-def _row(kind: str, types: list[Any]) -> tuple[str, str, str, str]:
-    sources = [name for name, found in (("job", KINDS), ("rank", OF_RANKS)) if kind in found]
+def _row(kind: str, types: list[Any]) -> tuple[str, str, str]:
     what = " ".join(first_paragraph(each.__doc__) for each in types)
     fields: dict[str, str] = {}
     for each in types:
@@ -38,4 +37,4 @@ def _row(kind: str, types: list[Any]) -> tuple[str, str, str, str]:
         for name in each.__annotations__:
             fields[name] = fields.get(name) or docs.get(name, "")
     words = [code(name) + (f" ({clause(doc)})" if doc else "") for name, doc in fields.items()]
-    return code(kind), ", ".join(sources), prose(what), ", ".join(words)
+    return code(kind), prose(what), ", ".join(words)

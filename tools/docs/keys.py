@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,10 @@ LINKS: Mapping[str, str] = {
 ANY = Rule()
 _ENTRIES = {"topology.links": HostLinkConfig, "power.points": PointConfig}
 _HIDDEN = ("defaults", "hydra")
+ENOUGH = 3
+"""Groups with fewer keys stand in the table of the run."""
+_BOUND = re.compile(r",? [≥>≤<] [\d.e+-]+")
+_OBVIOUS = re.compile(r" (≥ [01]|> 0|≥ 0, ≤ 65535)(?=,|$)")
 
 
 def page() -> str:
@@ -72,21 +77,21 @@ def page() -> str:
     names = {key.path for key in keys} | {f"launch.{key.path}" for key in read_keys(CONF / "launch" / "local.yaml")[1]}
     tops = [key for key in keys if "." not in key.path]
     plain = [key for key in tops if key.default]
-    sections = ["## The run\n\n" + _table(plain, names)]
+    below = {top: [key for key in keys if key.path.startswith(f"{top.path}.") and key.default] for top in tops}
+    few = [key for under in below.values() if len(under) < ENOUGH for key in under]
+    sections = ["## The run\n\n" + _table([*plain, *few], names)]
     sections += [
-        f"## {top.path}\n\n" + (f"{_sentence(top.comment, names)}.\n\n" if top.comment else "")
-        + _table([key for key in keys if key.path.startswith(f"{top.path}.") and key.default], names)
-        for top in tops if not top.default
+        f"## {top.path}\n\n" + (f"{_sentence(top.comment, names)}.\n\n" if top.comment else "") + _table(under, names)
+        for top, under in below.items() if len(under) >= ENOUGH
     ]  # fmt: skip
     sections += [_group(name, classes, names) for name, classes in GROUPS.items()]
     sections += [_launch(names), _faults(), _not_built()]
     return page_of(
         "Keys",
-        "Every key: its default from `conf/config.yaml` or `conf/GROUP/OPTION.yaml`, what it may be, and its meaning. "
-        "`--cfg job` prints what a command line composes to. An unknown key is an error that names the nearest one. "
-        "Keys with a link are explained there. "
-        "How to write recipes and classes of your own: [recipes](../start/recipes.md). RUN is the run directory, "
-        "`hydra.run.dir`.",
+        "Every key with its default, from `conf/config.yaml` or `conf/GROUP/OPTION.yaml`, and its meaning. "
+        "Other values and bounds stand beside a default where it does not show them; no number is negative. "
+        "`--cfg job` prints what a command line composes to; an unknown key is an error that names the nearest one. "
+        "Links explain a key; [recipes](../start/recipes.md) says how to write one. RUN is the run directory.",
         *sections,
     )
 
@@ -146,20 +151,29 @@ def _type_of(path: str) -> str:
     return _field(cls, leaf)
 
 
-def _cells(path: str, default: str, may_be: str, comment: str, names: set[str]) -> tuple[str, str, str, str]:
-    """The cells of a key; its values are left out where the meaning lists them all."""
+def _cells(path: str, default: str, may_be: str, comment: str, names: set[str]) -> tuple[str, str, str]:
+    """The cells of a key; what it may be is left out where default or meaning show it."""
     said = prose(comment, names)
-    choices = may_be.removesuffix(", or `null`").split(", ")
-    listed = len(choices) > 1 and all(choice.startswith("`") and choice in said for choice in choices)
     link = LINKS.get(path)
-    return (f"[{code(path)}]({link})" if link else code(path), default, "" if listed else may_be, said)
+    return (f"[{code(path)}]({link})" if link else code(path), _default(default, may_be, said), said)
+
+
+def _default(default: str, may_be: str, meaning: str) -> str:
+    """A default as code, with what it does not show: `100` of `int ≥ 1` is alone, `0.1` of `float < 1` is not."""
+    may_be = _OBVIOUS.sub("", may_be.removesuffix(", or `null`"))
+    choices = [choice for choice in may_be.split(", ") if choice.startswith("`")]
+    others = [choice for choice in choices if choice.strip("`") not in default]
+    if choices:
+        listed = not others or all(choice in meaning for choice in choices)
+        return default if listed else f"{default}, or {', '.join(others)}"
+    return ", ".join([default, *(bound.strip(", ") for bound in _BOUND.findall(may_be))])
 
 
 def _table(keys: Sequence[Key], names: set[str], prefix: str = "") -> str:
     rows = [
         _cells(prefix + key.path, code(key.default), _type_of(prefix + key.path), key.comment, names) for key in keys
     ]
-    return table(("key", "default", "may be", "meaning"), rows)
+    return table(("key", "default", "meaning"), rows)
 
 
 def _sentence(comment: str, names: set[str]) -> str:
@@ -173,26 +187,30 @@ def _launch(names: set[str]) -> str:
 
 
 def _group(group: str, classes: Sequence[type], names: set[str]) -> str:
-    """A group's options, and its keys: alike in all options that have them, or a row for each meaning."""
+    """A group's options with those of their keys that need no words, and the other keys: a row for each meaning."""
     files = {path.stem: read_keys(path) for path in sorted((CONF / group).glob("*.yaml"))}
-    options = table(
-        ("option", "what it is"), [(code(f"{group}={name}"), prose(head, names)) for name, (head, _) in files.items()]
-    )
     rows: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for name, (_, keys) in files.items():
-        for key in keys:
-            if key.path not in ("kind", "name", "_target_") or (key.path == "name" and name == "hf"):
+    options = []
+    for name, (head, keys) in files.items():
+        hidden = {"kind", "_target_", *([] if name == "hf" else ["name"])}
+        own = [key for key in keys if key.path not in hidden]
+        for key in own:
+            if key.comment:
                 rows.setdefault((key.path, key.comment), []).append((name, key.default))
+        plain = ", ".join(code(f"{key.path}={key.default}") for key in own if not key.comment)
+        options.append(f"- {code(f'{group}={name}')}: {prose(head, names)}" + (f" Keys: {plain}." if plain else ""))
     listed = []
     for (path, comment), found in rows.items():
         may_be = _group_type(classes, path, found)
-        key, default, may_be, meaning = _cells(f"{group}.{path}", _defaults(found), may_be, comment, names)
-        listed.append((key, _options(found, files), default, may_be, meaning))
-    return f"## {group}\n\n{options}\n\n" + table(("key", "options", "default", "may be", "meaning"), listed)
+        key, default, meaning = _cells(f"{group}.{path}", _defaults(found), may_be, comment, names)
+        listed.append((key, _options(found, files), default, meaning))
+    return "\n\n".join([f"## {group}", "\n".join(options), table(("key", "options", "default", "meaning"), listed)])
 
 
 def _options(found: Sequence[tuple[str, str]], files: Mapping[str, object]) -> str:
-    return "all" if len(found) == len(files) else ", ".join(name for name, _ in found)
+    names = [name for name, _ in found]
+    others = [name for name in files if name not in names]
+    return "all" if not others else f"all but {others[0]}" if len(others) == 1 < len(names) else ", ".join(names)
 
 
 def _defaults(found: Sequence[tuple[str, str]]) -> str:
@@ -212,18 +230,18 @@ def _group_type(classes: Iterable[type], path: str, found: Sequence[tuple[str, s
 def _faults() -> str:
     docs, hints = field_docs(Fault), typing.get_type_hints(Fault)
     rules = {"kind": Rule(choices=KINDS), "phase": Rule(choices=PHASES)}
-    rows = [
-        (code(field.name), "required" if field.default is dataclasses.MISSING else code(show(field.default)),
-         type_words(hints[field.name], rules.get(field.name, Rule())), docs.get(field.name, ""))
-        for field in dataclasses.fields(Fault)
-    ]  # fmt: skip
+    rows = []
+    for field in dataclasses.fields(Fault):
+        default = "required" if field.default is dataclasses.MISSING else code(show(field.default))
+        may_be = type_words(hints[field.name], rules.get(field.name, Rule()))
+        meaning = docs.get(field.name, "")
+        rows.append((code(field.name), _default(default, may_be, meaning), meaning))
     said = wrapped(first_paragraph(Fault.__doc__))
-    return f"## faults\n\n{said}\n\n" + table(("key", "default", "may be", "meaning"), rows)
+    return f"## faults\n\n{said}\n\n" + table(("key", "default", "meaning"), rows)
 
 
 def _not_built() -> str:
-    rows = [(code(key), ", ".join(code(str(value)) for value in values)) for key, values in NOT_AVAILABLE_YET.items()]
-    return (
-        "## Not built yet\n\nOther values of these keys are to come (`device=cuda`, `npu`; `launch=env`), and answer, "
-        "for instance, `error: device=cuda is not available yet`.\n\n" + table(("key", "values now"), rows)
+    keys = ", ".join(code(key) for key in NOT_AVAILABLE_YET)
+    return "## Not built yet\n\n" + wrapped(
+        f"Other values of {keys} are to come (`device=cuda`, `npu`; `launch=env`) and refused."
     )

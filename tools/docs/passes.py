@@ -1,18 +1,15 @@
-"""passes.md: the passes of the standard pipeline in their order, with reason, options and defaults."""
+"""passes.md: the passes of the standard pipeline in their order, with their reasons and options."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
-import typing
+import textwrap
 from typing import Any
 
-from elaswave_fx.config.schema import Rule, show
 from elaswave_fx.passes.assign_frequency import AssignFrequency
 from elaswave_fx.passes.assign_stages import AssignStages
 from elaswave_fx.passes.pipeline import BUILT_IN, STANDARD, may_be_left_out
-from tools.docs.keys import type_words
 from tools.docs.markdown import code, first_paragraph, page_of, table
 
 
@@ -22,10 +19,6 @@ def page() -> str:
         (str(number), code(name), "" if may_be_left_out(name) else "yes", _reason(kind))
         for number, (name, kind) in enumerate(BUILT_IN.items(), start=1)
     ]
-    options = [
-        (code(f"passes.{name}.{field.name}"), code(show(field.default)), _type(kind, field))
-        for name, kind in BUILT_IN.items() for field in dataclasses.fields(kind)
-    ]  # fmt: skip
     planning = [(code(kind.name), _reason(kind)) for kind in (AssignStages, AssignFrequency)]
     examples = [f"### {name}\n\n{_example(kind)}" for name, kind in BUILT_IN.items() if _example(kind)]
     return page_of(
@@ -34,13 +27,16 @@ def page() -> str:
         "change the pipeline and write a pass: [passes](../start/passes.md). `capture` comes before the first one and "
         "`lower` after the last.",
         table(("", "pass", "needed", "reason"), rows),
-        "## Options\n\nWhat they mean: [keys](keys.md#passes).\n\n" + table(("key", "default", "may be"), options),
-        "The whole pipeline as text:\n\n    " + str(STANDARD).replace(",", ",\n    "),
+        "As text, with their options ([keys](keys.md#passes)):\n\n" + textwrap.indent(_pipeline(), "    "),
         "## Passes of a plan\n\nThey run on the compiled artifact, for every plan anew.\n\n"
         + table(("pass", "reason"), planning),
         "## Before and after",
         *examples,
     )
+
+
+def _pipeline() -> str:
+    return textwrap.fill(str(STANDARD).replace(",", ", "), 111, break_long_words=False, break_on_hyphens=False)
 
 
 def _reason(kind: Any) -> str:
@@ -52,7 +48,3 @@ def _example(kind: Any) -> str:
     blocks = inspect.cleandoc(sys.modules[kind.__module__].__doc__ or "").split("\n\n")
     found = [block for block in blocks if block.startswith("    ") and "after" in block]
     return "\n\n".join(found)
-
-
-def _type(kind: Any, field: Any) -> str:
-    return type_words(typing.get_type_hints(kind)[field.name], field.metadata.get("rule", Rule()))

@@ -17,10 +17,10 @@ the tiles cover each step's batch once; otherwise the run fails. A line `{"rolle
 that step on.
 """
 _SUMMARY = """
-`ledger_head`: the hash of the ledger's last line; null if a worker wrote the summary. Pages:
+`ledger_head`: the hash of the ledger's last line; null if a worker wrote the summary. More:
 [memory](../start/operating.md#memory-and-cores), [predictions](../explain/emulation.md#how-faithful-it-is). A fault
-that was not injected counts from the rank's last heartbeat or report, or the last commit but one: `detect_ms` and
-`mttr_ms` of `recoveries` are then too long, by at most a heartbeat (0.2 s) or two steps.
+that was not injected counts from the rank's last sign of life: `detect_ms` and `mttr_ms` are then too long, by at most
+a heartbeat (0.2 s) or two steps.
 """
 
 

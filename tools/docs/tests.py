@@ -1,4 +1,4 @@
-"""tests.md: commands that test, marks, and what a machine needs for tests that it would skip."""
+"""tests.md: commands that test, and marks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests import marks
 from tools.docs.markdown import ROOT, code, first_paragraph, page_of, prose, table
 
 _COMMANDS = ("test", "test-all", "native-test", "chaos", "fuzz", "proofs", "disk", "models", "lint")
-_SKIP = re.compile(r"skipif\(.*?reason=f?\"([^\"]*)\"", re.DOTALL)
 
 
 def page() -> str:
@@ -23,17 +22,11 @@ def page() -> str:
         (code(f"tests.marks.{name}"), prose(first_paragraph(each.__doc__)))
         for name, each in vars(marks).items() if inspect.isfunction(each)
     ]  # fmt: skip
-    skips: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for reason in _SKIP.findall(path.read_text()):
-            skips.setdefault(re.sub(r": \{.*", "", reason), []).append(code(str(path.relative_to(ROOT / "tests"))))
-    missing = [(prose(reason), ", ".join(dict.fromkeys(files))) for reason, files in sorted(skips.items())]
     return page_of(
         "Tests",
-        "Commands of the Makefile that test. `PYTEST_ARGS='-k name'` chooses tests, `ARGS` options of a campaign.",
+        "Commands of the Makefile that test. `PYTEST_ARGS='-k name'` chooses tests, `ARGS` options of a campaign. "
+        "Tests that need root, network namespaces, MKL or torchft are skipped where these lack; `-rs` lists them.",
         table(("command", "what it does"), commands),
         "## Marks",
         table(("mark", "meaning"), [*rows, *helpers]),
-        "## Skipped tests\n\nReasons for which tests are skipped on a machine, or fail if `CI` is set and they say so.",
-        table(("reason", "tests"), missing),
     )
