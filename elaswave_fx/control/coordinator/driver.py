@@ -100,7 +100,7 @@ class CoordinatorDriver:
         self._reshape: tuple[int, ReshapeRequest] | None = None  # what a user wants, and who is to be answered
         self.answers: deque[tuple[int, Granted | Refused]] = deque()  # to who has no number, by connection
         self._request = ReplanRequest()  # what the next plan was asked for with
-        self.infos: dict[Rank, MemberInfo] = {}  # of ranks that have shown theirs; the caller puts them here
+        self.infos: dict[Rank, MemberInfo] = {}  # of ranks that have sent theirs; the caller puts them here
         self.plan_ms = 0.0
         self.state, self.first_actions = membership.start(
             self._heartbeats.timeouts(False, now_s), self._replan, now_s, decide, self._find_following,
@@ -233,7 +233,7 @@ class CoordinatorDriver:
         return replace(message, plan=self._next_planned.text)
 
     def cards_of(self, ranks: Sequence[Rank]) -> tuple[MemberInfo, ...]:
-        """The infos of those of the ranks that have shown them to this coordinator."""
+        """Return the member info of those ranks that have sent it to this coordinator."""
         return tuple(self.infos[rank] for rank in ranks if rank in self.infos)
 
     def why_no_newcomer(self, now_s: float) -> str | None:

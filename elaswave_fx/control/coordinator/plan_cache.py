@@ -29,7 +29,7 @@ Held = Mapping[BoxId, tuple[Rank, ...]]
 
 
 Newcomers = Mapping[Rank, Member]
-"""What the infos of ranks say that the plan before does not have."""
+"""Members by their member info, of ranks that the plan before does not have."""
 
 
 Speeds = Mapping[Rank, float]

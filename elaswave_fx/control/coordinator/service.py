@@ -333,7 +333,7 @@ class Service:
             self._log(line)
 
     def _admit(self, info: MemberInfo) -> str | None:
-        """Return why a rank is refused. Keep the infos of all others, which each of them sends to a new coordinator."""
+        """Return why a rank is refused. Keep the member info of all others, who send it to each new coordinator."""
         register = self._driver.state.register
         if register is None:
             raise CommError("control: nobody is taken before the store has been read; ranks dial again")

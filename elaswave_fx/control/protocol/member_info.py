@@ -1,7 +1,7 @@
-"""A rank's info: who it is and where, made by whoever starts it, and what infos of a job have to say.
+"""Member info: who a rank is and where, made by whoever starts it, and what it must agree with in a job.
 
-In: the info of a rank that has proved the token, and what the coordinator knows. Out: why the rank is refused, in
-words, or None. Pure. A rank that is refused ends; the job does not notice.
+In: the member info of a rank that has proved the token, and what the coordinator knows. Out: why the rank is refused,
+in words, or None. Pure. A rank that is refused ends; the job does not notice.
 
     refusal(MemberInfo(3, …, versions={"torch": "2.12.0"}), Conditions({"torch": "2.13.0"}, …), 4, None)
         ->  "it has torch 2.12.0, the job torch 2.13.0"
@@ -51,7 +51,7 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What every info of a job has to say."""
+    """What the member info of every rank of a job must say."""
 
     versions: dict[str, str] = field(default_factory=dict)
     data_digest: str = ""

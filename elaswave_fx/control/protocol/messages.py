@@ -176,7 +176,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A process that has no number asks for one. `versions`: as on an info."""
+    """A process that has no number asks for one. `versions`: as in member info."""
 
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -192,8 +192,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator to a newcomer: its number, `facts` of the job as the launcher has put them down, the infos of the
-    members, and the files that it needs. It gets ready by itself, and then shows an info of its own."""
+    """Coordinator to a joining rank: its number, `facts` of the job as the launcher has put them down, the member info
+    of all members, and the files that it needs. It gets ready by itself, and then sends its own member info."""
 
     number: Rank
     facts: dict[str, Any]
