@@ -3,6 +3,9 @@
 Each message names the place, the fact and the rule that was broken. Anything else that escapes is a bug of ours.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ElasWaveError(Exception):
     """Base of every expected error."""
@@ -90,3 +93,15 @@ class PeerLost(CommError):
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """A user's module that ends the process when it is imported raises ImportError, as one that cannot be does."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ImportError(
+            f"its module ends the process when it is imported (SystemExit: {error}); keep what only a script does, "
+            'such as parse_args(), under `if __name__ == "__main__":`'
+        ) from error

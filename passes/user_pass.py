@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from elaswave_fx.config.schema import unreadable_fields
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.errors import ConfigError, importing
 
 PLACES = ("after", "before")
 """The keys of an entry of `passes.extra` that are no options."""
@@ -27,7 +27,8 @@ def load_pass_class(path: str, taken: Iterable[str] = ()) -> Any:
     """
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        with importing():
+            found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be loaded: {type(error).__name__}: {reason}") from error

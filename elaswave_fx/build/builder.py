@@ -34,7 +34,7 @@ from elaswave_fx.build.program_key import code_digest, computed_text, program_ke
 from elaswave_fx.build.rehearsal import rehearse
 from elaswave_fx.build.state_dict import state_dict_names
 from elaswave_fx.checkpoint.folder import set_aside
-from elaswave_fx.checkpoint.initial_state import InitialState, save_state
+from elaswave_fx.checkpoint.initial_state import InitialState, save_state, tensor_digest
 from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.types import Config
@@ -243,11 +243,7 @@ def _from_cache(config: Config, model: nn.Module, folder: Path) -> tuple[Artifac
 
 def _digest_of(batches: tuple[Batch, Batch]) -> str:
     tensors = [(name, tensor) for batch in batches for name, tensor in batch.items()]
-    return digest(*(part for name, tensor in tensors for part in (name, _bytes_of(tensor))))
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return digest(*(part for name, tensor in tensors for part in (name, tensor_digest(tensor))))
 
 
 def _is_for(

@@ -8,13 +8,13 @@ what a program from the cache has are its units. What does not add up here is ca
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 
-from elaswave_fx.build.unit_sequence import SequenceStep, UnitSequence
+from elaswave_fx.build.unit_sequence import UnitSequence
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.sums import not_summed, sum_holds
 from elaswave_fx.program.trial_values import told_apart
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
@@ -50,39 +50,14 @@ def _adds_up(
     state: Mapping[str, torch.Tensor],
     batches: tuple[Batch, Batch],
 ) -> bool:
-    held = {info.name: state[info.name].detach().to(info.torch_dtype) for info in artifact.tensors}
-    units = UnitSequence(artifact, constants, held.__getitem__, halves=artifact.is_split)
-    samples = [len(next(iter(batch.values()))) for batch in batches]
-    head, tail = told_apart(batches[0], 1), told_apart(batches[1], 1 + samples[0])
-    whole = {name: torch.cat([head[name], tail[name]]) for name in head}
-    keys = torch.arange(1, sum(samples) + 1, dtype=torch.int64)
-    one = units.step(whole, keys)
-    parts = units.step(head, keys[: samples[0]]), units.step(tail, keys[samples[0] :])
+    units = UnitSequence.of(artifact, constants, state)
+    cut, more = (len(next(iter(batch.values()))) for batch in batches)
+    first, second = told_apart(batches[0], 1), told_apart(batches[1], 1 + cut)
+    both = {name: torch.cat([first[name], second[name]]) for name in first}
+    keys = torch.arange(1, cut + more + 1, dtype=torch.int64)
+    runs = [units.step(both, keys), units.step(first, keys[:cut]), units.step(second, keys[cut:])]
     tolerance = max(_TOLERANCE.get(info.torch_dtype, 0.0) for info in artifact.params)
-    return _sums_add_up(one, parts, tolerance) and _gradients_add_up(one, parts, tolerance)
-
-
-def _sums_add_up(whole: SequenceStep, parts: tuple[SequenceStep, SequenceStep], tolerance: float) -> bool:
-    return all(
-        _is_near(float(all_), float(head) + float(tail), max(abs(float(head)), abs(float(tail))), tolerance)
-        for all_, head, tail in (
-            (whole.loss, parts[0].loss, parts[1].loss),
-            (whole.count, parts[0].count, parts[1].count),
-        )
-    )
-
-
-def _is_near(whole: float, parts: float, largest: float, tolerance: float) -> bool:
-    if not (math.isfinite(whole) and math.isfinite(parts)):
-        return math.isfinite(whole) == math.isfinite(parts)
-    return abs(parts - whole) <= tolerance * max(abs(whole), largest)
-
-
-def _gradients_add_up(whole: SequenceStep, parts: tuple[SequenceStep, SequenceStep], tolerance: float) -> bool:
-    least = _LEAST * max((float(each.norm()) for each in whole.gradients.values()), default=0.0)
-    for name, gradient in whole.gradients.items():
-        head, tail = (part.gradients.get(name, torch.zeros(())) for part in parts)
-        scale = max(float(gradient.norm()), float(head.norm()), float(tail.norm()), least)
-        if float((head.double() + tail.double() - gradient.double()).norm()) > tolerance * scale:
-            return False
-    return True
+    sums = (map(float, each) for each in zip(*((run.loss, run.count) for run in runs), strict=True))
+    if not all(sum_holds(whole, head, tail, tolerance) for whole, head, tail in sums):
+        return False
+    return not not_summed([run.gradients for run in runs], tolerance, _LEAST)

@@ -28,9 +28,7 @@ def check_units(program: Program, artifact: Artifact, batch: Tensors) -> None:
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
     state = {name: tensor.detach() for name, tensor in program.as_read(program.example.state).items()}
-    held = {info.name: state[info.name].to(info.torch_dtype) for info in artifact.tensors}
-    units = UnitSequence(artifact, program.tensors, held.__getitem__, halves=artifact.is_split)
-    step = units.step(batch, keys)
+    step = UnitSequence.of(artifact, program.tensors, state).step(batch, keys)
     sums, gradients = _of_graphs(program, state, batch, keys)
     rounded = bool(program.float_dtypes() - {torch.float32, torch.float64})
     for kind, ours in ((ResultKind.LOSS, step.loss), (ResultKind.COUNT, step.count)):

@@ -94,9 +94,7 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
     """Seconds per sample of every kind of unit, in a process set up as a worker is."""
     make_device(config.device).set_up(threads=1)
     artifact, constants = Artifact.load(folder), Artifact.load_constants(folder)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    tensors = {info.name: tensors[info.name].detach().to(info.torch_dtype) for info in artifact.tensors}
-    units = UnitSequence(artifact, constants, tensors.__getitem__, halves=artifact.is_split)
+    units = UnitSequence.of(artifact, constants, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     part = {name: tensor[: max(1, config.parallel.granule)] for name, tensor in batch.items()}
     return measure_kinds(units, artifact, part)
 

@@ -20,6 +20,8 @@ from elaswave_fx.program.artifact import Artifact, Binding, Seconds, UnitSpec
 _RUNS_MIN, _RUNS_MAX = 3, 60
 _MEASURE_S = 1.0
 
+Tensors = Mapping[str, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class SequenceStep:
@@ -79,6 +81,13 @@ class UnitSequence:
         self._units = _native.UnitSequence()
         for unit in artifact.units:
             self._add(unit)
+
+    @staticmethod
+    def of(artifact: Artifact, constants: Tensors, state: Tensors) -> UnitSequence:
+        """As ranks run it: on parameters and buffers by name, in the dtype that units read, and in halves if it was
+        split."""
+        held = {info.name: state[info.name].detach().to(info.torch_dtype) for info in artifact.tensors}
+        return UnitSequence(artifact, constants, held.__getitem__, halves=artifact.is_split)
 
     def _add(self, unit: UnitSpec) -> None:
         fixed = [self._fixed(binding) for binding in unit.inputs]

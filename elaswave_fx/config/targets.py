@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from elaswave_fx.errors import ConfigError
+from elaswave_fx.errors import ConfigError, importing
 
 
 def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, object] | None = None) -> Any:
@@ -37,18 +37,18 @@ def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, obje
 def import_target(key: str, spec: Mapping[str, object]) -> Any:
     """The class or function that `spec` names. Its module may set seeds when it is imported, so that whoever seeds does
     so afterwards. Raises `ConfigError`."""
-    import hydra.utils
-
     target = spec.get("_target_")
     try:
-        return hydra.utils.get_object(str(target))
+        return _located(target)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{key}._target_={target}: cannot be built: {_reason(error)}") from error
-    except SystemExit as error:
-        raise ConfigError(
-            f"{key}._target_={target}: its module ends the process when it is imported (SystemExit: {error}); keep "
-            'what only a script does, such as parse_args(), under `if __name__ == "__main__":`'
-        ) from error
+
+
+def _located(target: object) -> Any:
+    import hydra.utils
+
+    with importing():
+        return hydra.utils.get_object(str(target))
 
 
 def _reason(error: BaseException) -> str:
@@ -57,19 +57,15 @@ def _reason(error: BaseException) -> str:
 
 def completed(spec: Mapping[str, object]) -> dict[str, object]:
     """`spec` such that a function that lacks arguments is not called. Raises what an import may raise."""
-    import hydra.utils
-
-    found = hydra.utils.get_object(str(spec.get("_target_")))
+    found = _located(spec.get("_target_"))
     lacks = inspect.isfunction(found) and _lacks(parameters_of(found), spec)
     return {**spec, "_partial_": True} if lacks else dict(spec)
 
 
 def takes_argument(target: str, name: str) -> bool:
     """Whether the class or function of that import path has a parameter `name`; one that is not there has none."""
-    import hydra.utils
-
     try:
-        return name in parameters_of(hydra.utils.get_object(target))
+        return name in parameters_of(_located(target))
     except (ImportError, ValueError):
         return False
 

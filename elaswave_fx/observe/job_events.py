@@ -1,6 +1,6 @@
 """Lines of `events.jsonl` that the launcher and the coordinator write, by their `kind`; ranks' own: `rank_events`.
 
-    {"t_ms": 8.1, "kind": "stopped", "epoch": 0, "members": [0, 1, 3]}   ->  KINDS["stopped"]
+    {"t_ms": 8.1, "kind": "stopped", "epoch": 0, "members": [0, 1, 3]}   is   Stopped(members=[0, 1, 3])
 
 The types say what a line has beside `t_ms`, `kind` and `epoch`. The coordinator makes its events in
 `control/coordinator/event_log.py`. Fields that are UNSET are not written.
@@ -8,12 +8,11 @@ The types say what a line has beside `t_ms`, `kind` and `epoch`. The coordinator
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from elaswave_fx.observe.run_event import RunEvent, tag_of
+from elaswave_fx.observe.run_event import RunEvent
 
 
 class JobEvent(RunEvent, frozen=True, kw_only=True):
@@ -172,12 +171,3 @@ class ClockRestored(JobEvent, frozen=True, kw_only=True, tag="clock"):
     rank: int | None
     outcome: Literal["restored"]
     why: str
-
-
-KINDS: Mapping[str, type[JobEvent]] = {
-    tag_of(kind): kind
-    for kind in (
-        Planned, Started, Detected, Left, MustStay, Stopped, Agreed, Slowed, Recovery, Stopping, CalledOff, Waiting,
-        Coordinator, Over, ClockRestored, Finished,
-    )
-}  # fmt: skip

@@ -6,7 +6,6 @@ loss = mean over the batch         -> CaptureError
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -24,6 +23,7 @@ from elaswave_fx.program.batch_run import (
 )
 from elaswave_fx.program.coupling_rules import describe
 from elaswave_fx.program.ir import Program, ResultKind, calls, is_foreign
+from elaswave_fx.program.sums import not_summed, sum_holds
 from elaswave_fx.program.totals import sum_nodes
 from elaswave_fx.program.trial_values import told_apart
 
@@ -52,41 +52,19 @@ def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float)
     return tuple(
         f"{describe(node)}: the {kind.value} of a batch is not the sum over its parts"
         for (kind, node), whole, head, tail in zip(sum_nodes(program), *sums, strict=True)
-        if not _adds_up(whole, head, tail, tolerance)
+        if not sum_holds(whole, head, tail, tolerance)
     )
 
 
-def _adds_up(whole: float, head: float, tail: float, tolerance: float) -> bool:
-    if not (math.isfinite(whole) and math.isfinite(head + tail)):
-        return math.isfinite(whole) == math.isfinite(head + tail)  # A part may have nothing to divide by.
-    return abs(head + tail - whole) <= tolerance * max(abs(whole), abs(head), abs(tail))
-
-
 def _not_gradients(program: Program, gradients: tuple[_Gradients, ...], double: bool) -> tuple[str, ...]:
-    """Parameters whose gradient over a batch is not the sum over its parts; what is below `least` is rounding."""
-    tolerance, least = (1e-7, 1e-6) if double else (1e-3, 1e-2)
-    largest = max((_largest(gradient) for each in gradients for gradient in each.values()), default=0.0)
-    found = []
-    for name in gradients[0]:
-        whole, head, tail = (each[name] for each in gradients)
-        scale = max(_largest(whole), _largest(head), _largest(tail), least * largest)
-        finite = torch.equal(torch.isfinite(head + tail), torch.isfinite(whole))
-        if not finite or _largest(head + tail - whole) > tolerance * scale:
-            found.append(name)
+    """Say which gradients of a batch are not the sums over its parts."""
+    found = not_summed(gradients, *((1e-7, 1e-6) if double else (1e-3, 1e-2)))
     if not found:
         return ()
     foreign = dict.fromkeys(describe(node) for node in calls(program.graph.graph) if is_foreign(node))
     among = f"; the model calls {', '.join(list(foreign)[:3])}" if foreign else ""
     # The last one is nearest to the loss, and so to the operator.
     return (f"the gradient of {found[-1]} over a batch is not the sum over its parts{among}",)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """The largest finite element."""
-    if not tensor.numel():
-        return 0.0
-    largest = float(tensor.abs().max())
-    return largest if math.isfinite(largest) else float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 def _sums_and_gradients(program: Program, run: BatchRun) -> tuple[list[float], _Gradients]:

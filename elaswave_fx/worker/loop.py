@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch  # noqa: F401 - the native module finds its libraries loaded
 
 from elaswave_fx import _native, errors
@@ -41,6 +40,7 @@ from elaswave_fx.observe.rank_events import (
     Resumed,
     UpdateSkipped,
 )
+from elaswave_fx.observe.run_event import fields_of
 from elaswave_fx.optim.optimizer import step_hypers
 from elaswave_fx.plan.predict.memory import memory_of
 from elaswave_fx.plan.work.box import BoxId
@@ -416,7 +416,7 @@ class Training:
         predicted = self._predictions.report(worker.plan, worker.rank, worker.group)
         if predicted is not None and worker.is_first:
             worker.context.report_event(predicted, worker.plan.epoch)
-            told = {name: value for name, value in msgspec.to_builtins(predicted).items() if name != "event"}
+            told = {name: value for name, value in fields_of(predicted).items() if name != "event"}
             share = {**share, "predicted": {"epoch": int(worker.plan.epoch), **told}}
         worker.context.report_share(share)
         return share

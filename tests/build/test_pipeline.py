@@ -152,3 +152,11 @@ def test_the_graphs_of_a_program_that_the_cache_has(tmp_path: Path) -> None:
     made = Artifact.load(first.folder).pipeline
     assert Pipeline.parse(made) == pipeline(*words)
     assert user_passes_of(made) == (f"{OWN}.Seen{{times=1}}",)
+
+
+def test_a_file_that_parses_the_command_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "script_pass.py").write_text("import argparse\nargparse.ArgumentParser().parse_args(['--what'])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config(["passes.extra=[{_target_:script_pass.Own}]"])
+    with pytest.raises(ConfigError, match=r"passes\.extra\[0\].*its module ends the process when it is imported"):
+        make_pipeline(config.passes)

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elaswave_fx.observe.job_events import KINDS
+from elaswave_fx.observe import job_events
 from elaswave_fx.observe.rank_events import OF_ANY_RANK, FaultStrikes
 from elaswave_fx.observe.run_event import tag_of
 from tools.docs.markdown import clause, code, field_docs, first_paragraph, page_of, prose, table
 
+OF_JOB: Mapping[str, Any] = {tag_of(kind): kind for kind in (
+    job_events.Planned, job_events.Started, job_events.Detected, job_events.Left, job_events.MustStay,
+    job_events.Stopped, job_events.Agreed, job_events.Slowed, job_events.Recovery, job_events.Stopping,
+    job_events.CalledOff, job_events.Waiting, job_events.Coordinator, job_events.Over, job_events.ClockRestored,
+    job_events.Finished,
+)}  # fmt: skip
 OF_RANKS: Mapping[str, Any] = {tag_of(kind): kind for kind in (*OF_ANY_RANK, FaultStrikes)}
 
 
 def page() -> str:
     """Return the page."""
-    rows = [_row(kind, [each for each in (KINDS.get(kind), OF_RANKS.get(kind)) if each]) for kind in _order()]
+    rows = [_row(kind, [each for each in (OF_JOB.get(kind), OF_RANKS.get(kind)) if each]) for kind in _order()]
     return page_of(
         "Events",
         "Lines of `events.jsonl` in a run directory, in the order in which the launcher received them. Each has `t_ms` "
@@ -26,7 +32,7 @@ def page() -> str:
 
 
 def _order() -> list[str]:
-    return [*KINDS, *(kind for kind in OF_RANKS if kind not in KINDS)]
+    return [*OF_JOB, *(kind for kind in OF_RANKS if kind not in OF_JOB)]
 
 
 def _row(kind: str, types: list[Any]) -> tuple[str, str, str]:

@@ -16,7 +16,8 @@ def page() -> str:
     codes = [(str(getattr(entry, name)), prose(docs[name])) for name in ("DONE", "REFUSED", "FAILED")]
     signals = ", ".join(f"{stop.SIGNALLED + number} ({number.name})" for number in stop.STOPPING)
     codes.append((f"{stop.SIGNALLED} + N", f"signal N stopped the run early, and its state is saved: {signals}"))
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind is not errors.ElasWaveError]
+    classes = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in classes if issubclass(kind, errors.ElasWaveError) and kind is not errors.ElasWaveError]
     recovered = [kind for kind in kinds if issubclass(kind, _RECOVERED)]
     ending = [kind for kind in kinds if kind not in recovered]
     rows = [(code(kind.__name__), _code_of(kind), prose(first_paragraph(kind.__doc__))) for kind in ending]

@@ -227,12 +227,12 @@ class CoordinatorDriver:
     def _texts_added(self, message: Activate | Prepare) -> Activate | Prepare:
         if isinstance(message, Activate):
             members, plan_hash = message.activation.assignment.members, message.activation.assignment.plan_hash
-            return replace(message, plan=self.plan(plan_hash).text, infos=self.cards_of(members))
+            return replace(message, plan=self.plan(plan_hash).text, infos=self.infos_of(members))
         if message.stop_after is None or self._next_planned is None:
             return message
         return replace(message, plan=self._next_planned.text)
 
-    def cards_of(self, ranks: Sequence[Rank]) -> tuple[MemberInfo, ...]:
+    def infos_of(self, ranks: Sequence[Rank]) -> tuple[MemberInfo, ...]:
         """Return the member info of those ranks that have sent it to this coordinator."""
         return tuple(self.infos[rank] for rank in ranks if rank in self.infos)
 

@@ -80,19 +80,19 @@ _KINDS: Mapping[str, type] = {"step": _StepReport, "eval": _Eval, "share": _Shar
 _EVENTS: Mapping[str, type] = {tag_of(kind): kind for kind in OF_ANY_RANK}
 
 
-def fault_of_report(told: RankReport, steps_most: int) -> str | None:
+def fault_of_report(report: RankReport, steps_most: int) -> str | None:
     """What is wrong with it, in words; None if the launcher may have it. `steps_most`: no step is later."""
-    fields: dict[str, Any] = dict(told.fields)
-    event = fields.get("event") if told.kind == "event" else None
-    if told.kind == "event":
+    fields: dict[str, Any] = dict(report.fields)
+    event = fields.get("event") if report.kind == "event" else None
+    if report.kind == "event":
         kind = _EVENTS.get(event) if isinstance(event, str) else None
     else:
-        kind = _KINDS.get(told.kind)
-    name = told.kind if event is None else f"{told.kind} {str(event)[:40]}"
+        kind = _KINDS.get(report.kind)
+    name = report.kind if event is None else f"{report.kind} {str(event)[:40]}"
     if kind is None:
         return f"{name[:60]}: ranks tell no such thing"
     try:
-        if told.kind == "event":
+        if report.kind == "event":
             msgspec.convert({key: fields.pop(key) for key in ("epoch", "at_s") if key in fields}, _When)
         found = msgspec.convert(fields, kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

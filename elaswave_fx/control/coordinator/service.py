@@ -92,7 +92,7 @@ PAUSED_S = 1.0
 FLUSH_S = 1.0
 """Lines of the ledger may wait so long in the store before they go to the disk together."""
 
-LAST_ERRANDS_S = 5.0
+LAST_WORK_S = 5.0
 """At its end a coordinator waits so long for the disk. What is not written then stays in the store."""
 
 SWITCH_S = 5e-4
@@ -240,7 +240,7 @@ class Service:
     def close(self) -> None:
         """Wait for what is being written, but not for plans. The socket is the caller's to close."""
         self._files.close()
-        self._background.close(LAST_ERRANDS_S)
+        self._background.close(LAST_WORK_S)
 
     def _tick(self, now: float) -> None:
         self._feed(Tick())
@@ -319,7 +319,7 @@ class Service:
     def _welcome(self, newcomer: Numbered) -> None:
         """It has a number; what it needs to get ready goes to it."""
         self._log(f"rank {newcomer.number} gets ready to join")
-        infos = self._driver.cards_of(self._driver.register.members)
+        infos = self._driver.infos_of(self._driver.register.members)
         welcome = Welcome(newcomer.number, dict(self._spec.facts), infos, self._files.offers())
         self._socket.answer(newcomer.connection, welcome)
 
@@ -422,7 +422,7 @@ class Service:
         only_lines = old is not None and (old.epoch, old.checkpoint) == (new.epoch, new.checkpoint)
         return FLUSH_S if only_lines else 0.0
 
-    # --- In the thread of the background ---
+    # --- In the background thread ---
 
     def _flush(self) -> None:
         try:
