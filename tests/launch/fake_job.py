@@ -72,12 +72,15 @@ class Trouble:
             await_true(lambda: launcher.status() == psutil.STATUS_STOPPED, "the launcher is stopped")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def in_step(self, rank: int, step: int) -> None:
+    def in_step(self, rank: int, step: int, logs: Path) -> None:
+        """Those that are killed die together: none is left to find that too much is lost with the others."""
         mode = self.modes.get(rank) if step == BAD_STEP else None
         if mode == "raises":
             raise ValueError(f"bad value in rank {rank}")
         if mode == "killed":
             print("rank was here", flush=True)
+            others = [logs / f"rank-{other}.log" for other, its in self.modes.items() if its == "killed"]
+            await_true(lambda: all("rank was here" in log.read_text() for log in others), "all are at the step")
             os.kill(os.getpid(), signal.SIGKILL)
         if mode == "crashes":
             os.abort()
@@ -105,7 +108,7 @@ class FakeRank(toy_job.ToyRank):
             if fault.step == self.loop.committed.version and self.trouble.modes.get(self.rank) != "fails to fail":
                 os.write(*self.context.fault_words(fault, self.activation.epoch))
                 os.kill(os.getpid(), fault.signal)
-        self.trouble.in_step(self.rank, self.loop.committed.version)
+        self.trouble.in_step(self.rank, self.loop.committed.version, self.context.run_dir / "logs")
 
     def after_step(self, certificate: Certificate) -> None:
         step, epoch = certificate.stamp.version - 1, certificate.stamp.epoch
