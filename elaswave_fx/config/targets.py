@@ -7,6 +7,7 @@ exist, the constructor that refuses.
 """
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,11 +38,24 @@ def instantiate(key: str, spec: Mapping[str, object], offered: Mapping[str, obje
 def import_target(key: str, spec: Mapping[str, object]) -> Any:
     """The class or function that `spec` names. Its module may set seeds when it is imported, so that whoever seeds does
     so afterwards. Raises `ConfigError`."""
-    target = spec.get("_target_")
+    target, before = spec.get("_target_"), _default_dtype()
     try:
-        return _located(target)
+        found = _located(target)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{key}._target_={target}: cannot be built: {_reason(error)}") from error
+    after = _default_dtype()
+    if key != "data" and before is not None and after != before:  # the module of the data is imported by all, and first
+        raise ConfigError(
+            f"{key}._target_={target}: its module calls torch.set_default_dtype({after}) when it is imported, which "
+            "changes samples that are read in the same process alone; a way out is a dtype where tensors are made, or "
+            "precision=bf16"
+        )
+    return found
+
+
+def _default_dtype() -> Any:
+    """torch's, if anybody has imported torch."""
+    return sys.modules["torch"].get_default_dtype() if "torch" in sys.modules else None
 
 
 def _located(target: object) -> Any:

@@ -7,16 +7,17 @@ In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, g
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from elaswave_fx.config.targets import parameters_of
-from elaswave_fx.data.global_draws import generator_states, refuse_global_draws
+from elaswave_fx.data.global_draws import again, generator_states, refuse_global_draws
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices, key_of, keys_of
+from elaswave_fx.data.own_counters import OwnStates, same_bits
 from elaswave_fx.data.tokenizer import Tokenizer
 from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
@@ -161,16 +162,19 @@ class WrappedDataset(Dataset):
 
 class UserDataset(WrappedDataset):
     """A dataset that runs code of the user, which has to be done with every sample in time, and not to draw from what a
-    process shares. `place` is what a refusal calls it, `cure` what it says to do instead.
+    process shares, nor to depend on numbers and generators of its own that reading changes. `place` is what a refusal
+    calls it, `cure` what it says to do instead; `owner` is the user's object.
 
-    Batches that draw are compared, up to so many of them: a dataset may seed what it draws from.
+    Samples of batches that draw, or change `owner`, are read again, for up to so many batches of each kind: a dataset
+    may seed what it draws from, or count what it reads.
     """
 
-    def __init__(self, wrapped: Dataset, code: UserCode, place: str, cure: str) -> None:
+    def __init__(self, wrapped: Dataset, code: UserCode, place: str, cure: str, owner: object = None) -> None:
         super().__init__(wrapped)
-        self.place, self.cure = place, cure
+        self.place, self.cure, self.owner = place, cure, owner
         self._code = code
-        self._compared = 0
+        self._own = OwnStates(owner)
+        self._draws_compared, self._changes_compared = 0, 0
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -189,16 +193,28 @@ class UserDataset(WrappedDataset):
         """Raise DataError if reading this sample draws from a generator that the process shares."""
         refuse_global_draws(lambda: self.sample(index, key), self.place, index, self.cure)
 
+    def refuse_change(self, index: int, field: str) -> NoReturn:
+        raise DataError(
+            f"{self.place}: {field} of sample {index} is another one when it is read again, {again(self.cure)}"
+        )
+
     def for_evaluation(self) -> "UserDataset":
-        return UserDataset(self._wrapped.for_evaluation(), self._code, self.place, self.cure)
+        return UserDataset(self._wrapped.for_evaluation(), self._code, self.place, self.cure, self.owner)
 
     def _batch(self, indices: Indices, keys: Words) -> Batch:
-        before = generator_states()
+        before, own = generator_states(), self._own.now()
         made = self._wrapped.batch(indices, keys)
-        if self._compared < _MOST_COMPARED and generator_states() != before:
-            self._compared += 1
+        if self._draws_compared < _MOST_COMPARED and generator_states() != before:
+            self._draws_compared += 1
             for index, key in zip(indices, keys, strict=True):
                 self.refuse_draws(int(index), int(key))
+        if self._changes_compared < _MOST_COMPARED and self._own.now() != own:
+            self._changes_compared += 1
+            again_made = self._wrapped.batch(indices, keys)
+            for field, values in made.items():
+                for index, first, second in zip(indices, values, again_made[field], strict=True):
+                    if not same_bits(first, second):
+                        self.refuse_change(int(index), field)
         return made
 
 

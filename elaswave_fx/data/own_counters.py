@@ -6,8 +6,9 @@ STATS["reads"] += 1                                 ->  the same of a global tha
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ import torch
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.errors import DataError
 from elaswave_fx.program.fingerprint import plain_text
+from elaswave_fx.program.generators import generator_state, is_generator
 from elaswave_fx.program.held_state import names_of
 from elaswave_fx.program.later_values import numbers_in, with_changed
 
 _FURTHER = (*(2**power for power in range(1, 21)), 1_000, 1_000_000)
 """So many reads later; as for modules, a power of two gets into the next phase."""
+
+_MOST_OWNERS = 64
+_NO_OWNERS = (type, ModuleType, torch.Tensor)
 
 
 def refuse_counters(
@@ -80,6 +85,43 @@ def _sum(number: Any, by: int) -> Any:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same, nan included."""
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+class OwnStates:
+    """Numbers and generators that an object and what it holds have: a wrapped dataset, transforms in a list. Reading
+    samples may change them, and be changed by them."""
+
+    def __init__(self, owner: object) -> None:
+        self._owners: list[object] = []
+        waiting, known = [owner], set[int]()
+        while waiting and len(self._owners) < _MOST_OWNERS:
+            each = waiting.pop()
+            if id(each) in known:
+                continue
+            known.add(id(each))
+            if isinstance(each, (list, tuple)) and len(each) <= _MOST_OWNERS:
+                waiting += each
+            elif isinstance(each, FunctionType) or (hasattr(each, "__dict__") and not isinstance(each, _NO_OWNERS)):
+                self._owners.append(each)
+                waiting += [value for value in vars(each).values() if not isinstance(value, (str, int, float))]
+
+    def now(self) -> list[object]:
+        """To be compared with those of another time."""
+        return [
+            state
+            for owner in self._owners
+            for space, name in _names(owner)
+            if (state := _state(space.get(name))) is not None
+        ]
+
+
+def _state(value: object) -> object:
+    """The value of a number, the state of a generator; None of anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if is_generator(value):
+        return pickle.dumps(generator_state(value))
+    return value if isinstance(value, (int, float, np.number)) else None
 
 
 def _names(owner: object) -> Iterator[tuple[dict[str, Any], str]]:

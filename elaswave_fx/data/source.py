@@ -18,7 +18,7 @@ from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, matching_files, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
-from elaswave_fx.data.global_draws import again, seeded
+from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.data.labels import NextTokenLabels, has_own_labels, with_labels_of_model
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from elaswave_fx.data.own_counters import refuse_counters, same_bits
@@ -286,6 +286,7 @@ def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) ->
         MapDataset(made, config.data.fields, name, code), code, f"data._target_={name}",
         "__getitem__(self, index, key), drawing from np.random.default_rng(key): the key is another one whenever the "
         "sample comes; or data.transform, with an argument rng to draw from",
+        owner=made,
     )  # fmt: skip
     if len(dataset) == 0:
         raise DataError(f"data._target_={name}: is empty")
@@ -298,6 +299,7 @@ def _transformed(config: Config, dataset: Dataset, transform: Transform, code: U
     transformed = UserDataset(
         TransformedDataset(dataset, transform, code), code, transform.name,
         "an argument rng of its call, a numpy Generator to draw from: it is another one whenever the sample comes",
+        owner=(transform.call, dataset.owner if isinstance(dataset, UserDataset) else None),
     )  # fmt: skip
     _refuse_unsteady(transformed)
     refuse_counters(transformed.sample, len(transformed), transform.call, transformed.place, transformed.cure)
@@ -314,10 +316,7 @@ def _refuse_unsteady(dataset: UserDataset) -> None:
         first, second = dataset.sample(index), dataset.sample(index)
         for field, tensor in first.items():
             if field not in second or not same_bits(tensor, second[field]):
-                raise DataError(
-                    f"{dataset.place}: {field} of sample {index} is another one when it is read again, "
-                    f"{again(dataset.cure)}"
-                )
+                dataset.refuse_change(index, field)
         dataset.refuse_draws(index)
 
 

@@ -110,8 +110,9 @@ class _Trial:
             yield differs(lambda slot, _, to=draws: steer(slot.container.owner, to)), _draws
 
     def _record(self) -> Computation:
-        """One call, after which parameters and buffers are as before."""
+        """One call, as of the first step of an epoch, after which parameters and buffers are as before."""
         with state_kept(self.model):
+            self.model.train()
             return record(self.model, self.batch, self.most)
 
     def _refuse_changes(self) -> None:

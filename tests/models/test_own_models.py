@@ -186,3 +186,15 @@ def test_a_file_that_parses_the_command_line_is_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"its module ends the process when it is imported \(SystemExit: 2\); keep"):
         built("target", {}, "script_net.Net")
+
+
+def test_a_file_that_sets_the_default_dtype_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "double_net.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.float64)\nNet = torch.nn.Linear\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(ConfigError, match=r"calls torch.set_default_dtype\(torch.float64\) when it is imported"):
+            built("target", {"in_features": 2, "out_features": 2}, "double_net.Net")
+    finally:
+        torch.set_default_dtype(torch.float32)

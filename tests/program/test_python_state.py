@@ -85,6 +85,22 @@ class LongPhases(Phases):
     length = 2500
 
 
+class Epochs(Held):
+    """The counter is advanced at the start of an epoch."""
+
+    def train(self, mode: bool = True) -> Epochs:
+        self.held = (self.held or 0) + int(mode)
+        return super().train(mode)
+
+    def scale(self) -> Any:
+        return min(1.0, self.held / 100)
+
+
+class EpochsUnread(Epochs):
+    def scale(self) -> Any:
+        return 1.0
+
+
 class Milestones(Held):
     """The counter is looked up in a table."""
 
@@ -448,6 +464,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: FirstCall(True), r"changes held of the model"),
     (lambda: Alternating(False), r"changes held of the model"),
     (lambda: Named("cold"), r"changes held of the model"),
+    (lambda: Epochs(0), r"changes held of the model \(Epochs\) in Epochs.train, line \d+"),
     (OfTheClass, r"changes held of class OfTheClass in OfTheClass.scale"),
     (Global, r"changes CALLS of module tests.program.test_python_state in Global.scale, line"),
     (lambda: AroundAFunction(counter()), r"changes calls of function counter.<locals>.count in counter"),
@@ -560,6 +577,7 @@ TAKEN: list[Callable[[], nn.Module]] = [
     Hooked,
     lambda: Cached({}),
     lambda: ClearsGradients(0),
+    lambda: EpochsUnread(0),
     ByTorch,
     lambda: Backward(CountedAlone),
     Checkpointed,
