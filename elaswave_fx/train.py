@@ -78,7 +78,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
             patience_s=config.recovery.patience_s,
             faults=config.faults,
             place=here(config.launch.failure_domain),
-            newcomer=(sys.executable, "-m", "elaswave_fx.worker", str(job.run_dir.absolute())),
+            joiner=(sys.executable, "-m", "elaswave_fx.worker", str(job.run_dir.absolute())),
             power=config.power,
             log_level=config.log.level,
         )

@@ -50,7 +50,7 @@ from elaswave_fx.errors import CaptureError, ConfigError, PlanError
 from elaswave_fx.files import others_may_change
 from elaswave_fx.launch.code_digests import target_code, targets_of
 from elaswave_fx.launch.job import BuildResult, WorkerInputs
-from elaswave_fx.launch.joined import files_for_newcomers
+from elaswave_fx.launch.joined import files_for_joiners
 from elaswave_fx.launch.location import here
 from elaswave_fx.models.build import build_model
 from elaswave_fx.models.hf_config import refuse_other_classes, task_of
@@ -458,7 +458,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         data_digest=samples.text(),
         code=target_code(targets_of(plain_config(config))),
         memory_bytes=plan.topology.members[0].memory_bytes,
-        files=files_for_newcomers(Artifact.copy_for_newcomers(built.folder, built.state.parent), built.state),
+        files=files_for_joiners(Artifact.copy_for_joiners(built.folder, built.state.parent), built.state),
         run={
             "program": built.folder.name,
             "fingerprint": fingerprint,

@@ -34,8 +34,8 @@ from elaswave_fx.control.protocol.messages import (
     Gone,
     Granted,
     Heartbeat,
+    JoinRequest,
     MustStay,
-    Newcomer,
     NumberWanted,
     Over,
     PartWanted,
@@ -58,7 +58,7 @@ from elaswave_fx.plan.work.topology import Rank
 OfRank = Heartbeat | Prepared | Ended | Gone | ProbeStore | RankReport
 """What ranks send, and the coordinator takes."""
 
-Question = Newcomer | Fetch | Reshape
+Question = JoinRequest | Fetch | Reshape
 """What somebody without a number asks."""
 
 Answer = Welcome | FilePart | Granted | Refused
@@ -86,7 +86,7 @@ DIAL_S = 1.0
 """A connection that is under way for so long is given up for another one: SYNs that were lost are sent again late."""
 
 _KINDS = (
-    MemberInfo, Newcomer, Fetch, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, RankReport, Ack, Prepare,
+    MemberInfo, JoinRequest, Fetch, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, RankReport, Ack, Prepare,
     Activate, MustStay, Over, StoreSeen, Refused, Welcome, FilePart, Granted,
 )  # fmt: skip
 _DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
@@ -251,7 +251,7 @@ class _Connection:
         self.rank: Rank | None = None
         self.asked: tuple[Hello, bytes] | None = None  # what it said, and what it is to answer
         self.proved = False
-        self.name: int | None = None  # of a newcomer's, once it has asked something
+        self.name: int | None = None  # of a joiner's, once it has asked something
         self.asks = False  # it waits for an answer
         self.refused = False  # it has been told why, and is not heard any more
 
@@ -277,7 +277,7 @@ class CoordinatorSocket:
         self._poll.register(self._listener, select.EPOLLIN)
         self._connections: dict[int, _Connection] = {}  # by file descriptor, oldest first
         self._of_rank: dict[int, _Connection] = {}  # the newest of each
-        self._newcomers: dict[int, _Connection] = {}  # by name
+        self._joiners: dict[int, _Connection] = {}  # by name
         self._names = itertools.count()
         self._last: tuple[Message | None, bytes] = (None, b"")  # what goes to every rank is encoded once
         self.refused = 0
@@ -296,9 +296,9 @@ class CoordinatorSocket:
         connection.stream.send(self._last[1])
         self._watch(connection)
 
-    def answer(self, newcomer: int, message: Answer) -> None:
+    def answer(self, joiner: int, message: Answer) -> None:
         """To the question of who has no number; nothing if it has gone. One that is refused closes its end then."""
-        connection = self._newcomers.get(newcomer)
+        connection = self._joiners.get(joiner)
         if connection is None or not connection.asks:
             return
         connection.asks = False
@@ -398,7 +398,7 @@ class CoordinatorSocket:
             raise CommError("control: somebody asks again before the answer is there")
         if connection.name is None:
             connection.name = next(self._names)
-            self._newcomers[connection.name] = connection
+            self._joiners[connection.name] = connection
         connection.asks = True
         if isinstance(question, Fetch):
             return PartWanted(connection.name, question)
@@ -451,7 +451,7 @@ class CoordinatorSocket:
 
     def _drop(self, connection: _Connection) -> None:
         if connection.name is not None:
-            self._newcomers.pop(connection.name, None)
+            self._joiners.pop(connection.name, None)
         del self._connections[connection.stream.fileno()]
         self._poll.unregister(connection.stream)
         connection.stream.close()

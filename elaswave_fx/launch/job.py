@@ -304,7 +304,7 @@ class JobSpec:
         log_level: of the lines on the console, "info" or "debug".
         exit_words: tell the coordinator when a worker's process ends; else it goes by links and heartbeats alone, as it
             would if the launcher were on another machine, or gone.
-        newcomer: the command by which one more rank joins; empty: nobody is started while the job runs.
+        joiner: the command by which one more rank joins; empty: nobody is started while the job runs.
         power: by what clocks are set, those too that an earlier run has left as it had set them.
     """
 
@@ -327,7 +327,7 @@ class JobSpec:
     planning: Planning | None = None
     log_level: str = "info"
     exit_words: bool = True
-    newcomer: tuple[str, ...] = ()
+    joiner: tuple[str, ...] = ()
     power: PowerConfig | None = None
     place: Location = dataclasses.field(default_factory=here)
 
@@ -336,7 +336,7 @@ class JobSpec:
         return len(self.hosts)
 
 
-def facts_for_newcomers(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
+def facts_for_joiners(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
     """What a process that joins is told of a job, as JSON: what the builder has made, and where the launcher is.
     `store`: the job's folder in memory, to which its run directory leads."""
     told = dataclasses.replace(build, plan="", lines=(), details=(), files={})

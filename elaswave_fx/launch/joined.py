@@ -3,7 +3,7 @@
 In: `Welcome`, the files that came with it, the address that it was asked at. Out: `JoinedContext`, a `WorkerContext`
 whose reports go through the coordinator.
 
-    files_for_newcomers(program, state)   what the builder shares
+    files_for_joiners(program, state)   what the builder shares
     build_here(welcome.facts, folder)     what it has made, with those files as they are here
     context = JoinedContext(welcome, built, address, "127.0.0.1", here(), Conditions(versions(), digest))
     context.relay.tell = agent.tell
@@ -29,7 +29,7 @@ from elaswave_fx.plan.work.topology import emulated_host
 _PROGRAM, _STATE = "program", "state.safetensors"
 
 
-def files_for_newcomers(program: Mapping[str, Path], state: Path) -> dict[str, SharedFile]:
+def files_for_joiners(program: Mapping[str, Path], state: Path) -> dict[str, SharedFile]:
     """By name: the files of the artifact's folder, and the initial tensors; all of them stay as they are."""
     shared = {f"{_PROGRAM}/{name}": SharedFile.of(path) for name, path in program.items()}
     return {**shared, _STATE: SharedFile.of(state)}

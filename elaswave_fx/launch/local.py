@@ -41,7 +41,7 @@ from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
-from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, facts_for_newcomers
+from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, facts_for_joiners
 from elaswave_fx.launch.ports import check_host, claimed_ports, control_listener
 from elaswave_fx.launch.process import Child, end_children, fork_child, frozen_memory
 from elaswave_fx.launch.stop import SIGNALLED, Stop
@@ -190,7 +190,7 @@ def _start(
         patience_s=spec.patience_s,
         conditions=conditions,
         launcher=os.getpid(),
-        facts=facts_for_newcomers(spec, built, store.folder),
+        facts=facts_for_joiners(spec, built, store.folder),
         files=built.files,
     )
     job.write()

@@ -23,7 +23,7 @@ from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, cause_of, from_exit, from_message
 from elaswave_fx.launch.job import JobSpec
-from elaswave_fx.launch.newcomers import Newcomers
+from elaswave_fx.launch.joiners import Joiners
 from elaswave_fx.launch.process import Child, end_children
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.observe.job_events import ClockRestored, Coordinator, Detected, Left, Started, Stopping
@@ -83,7 +83,7 @@ class Supervisor:
         self._killed = False  # All were told to end at once.
         self._trouble: str | None = None  # The user knows of it.
         self._store_trouble: str | None = None
-        self._newcomers = Newcomers(spec.newcomer, recorder.directory.log("newcomers"))
+        self._joiners = Joiners(spec.joiner, recorder.directory.log("joiners"))
         self._to_join = [fault for fault in spec.faults if fault.kind == "join"]
         self._heeded = 0  # So many stop requests were answered.
         self._told: set[tuple[str, int]] = set()  # These events of the coordinator were told, by epoch.
@@ -117,7 +117,7 @@ class Supervisor:
             raise
         finally:
             end_children(self._children)
-            self._newcomers.end()
+            self._joiners.end()
             self._put_clocks_back()
             self._store_trouble = self._coordination.end()
             self._show_trouble()
@@ -217,7 +217,7 @@ class Supervisor:
         """As `faults` says: once the step before theirs is committed."""
         for fault in [fault for fault in self._to_join if fault.step <= step + 1]:
             self._to_join.remove(fault)
-            if self._newcomers.start():
+            if self._joiners.start():
                 strikes = FaultStrikes(step=fault.step, fault=fault.kind, phase=fault.phase)
                 self._happens(strikes, rank=fault.rank)
 
@@ -330,7 +330,7 @@ class Supervisor:
         """A rank that the others took for dead, and that lives, comes back: as a new one, in a new process."""
         if not failure.was_left_out or self._is_ending or self._over or self._done or self._stop.requests:
             return
-        if self._newcomers.start():
+        if self._joiners.start():
             self._log.info(f"rank {rank} lives: a new process joins the job in its place")
 
     def _fail(self, rank: int, failure: Failure) -> None:
@@ -451,7 +451,7 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         self._killed = True
-        self._newcomers.kill()
+        self._joiners.kill()
         for child in self._children:
             child.signal(signal.SIGKILL)
 

@@ -201,7 +201,7 @@ class Artifact:
             shutil.rmtree(partial)
 
     @staticmethod
-    def copy_for_newcomers(folder: Path, to: Path) -> dict[str, Path]:
+    def copy_for_joiners(folder: Path, to: Path) -> dict[str, Path]:
         """By name, the files that `load` and `load_constants` read of an artifact on disk. Costs, which another run of
         the same program may measure anew, are copied to the folder `to`, and stay as they are now."""
         found = {name: folder / name for name in (_PROGRAMS, _CONSTANTS, _DIGESTS)}

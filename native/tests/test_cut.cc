@@ -70,9 +70,9 @@ TEST_BOTH(who_dials_is_let_in_after_the_cut) {
   options.token = "the job's token";
   options.host_id = "host";
   options.allow_shm = kind == LinkKind::kSharedMemory;
-  Endpoint newcomer(options);
+  Endpoint joiner(options);
   const double begun = now_s();
-  newcomer.connect({{0, {"127.0.0.1", pair.at(0).port(), "host"}}}, plenty());
+  joiner.connect({{0, {"127.0.0.1", pair.at(0).port(), "host"}}}, plenty());
   CHECK(now_s() - begun >= 0.25);
 }
 

@@ -1,4 +1,4 @@
-"""Newcomers fetch the job's files from the coordinator: whole, checked, by name, and nobody without the token does."""
+"""Joiners fetch the job's files from the coordinator: whole, checked, by name, and nobody without the token does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from elaswave_fx.control.protocol.messages import (
     Disconnected,
     Fetch,
     FilePart,
-    Newcomer,
+    JoinRequest,
     NumberWanted,
     Offer,
     PartWanted,
@@ -44,7 +44,7 @@ STATE = "state.safetensors"
 
 
 class Coordinator:
-    """A coordinator that numbers and serves newcomers, in a thread, until it is closed."""
+    """A coordinator that numbers and serves joiners, in a thread, until it is closed."""
 
     def __init__(self, address: ControlAddress, files: dict[str, SharedFile], listener: socket.socket) -> None:
         self.wanted: list[Fetch] = []
@@ -129,7 +129,7 @@ def test_files_arrive_piece_by_piece_before_and_after_a_number(
 ) -> None:
     with serving(address, files, listener) as coordinator, asking(address) as line:
         assert isinstance(line.ask(Fetch(STATE, 5), WAIT_S), FilePart)
-        welcome = line.ask(Newcomer(), WAIT_S)
+        welcome = line.ask(JoinRequest(), WAIT_S)
         assert isinstance(welcome, Welcome) and welcome.offers == offers(files)
         assert isinstance(line.ask(Fetch(STATE, 6), WAIT_S), FilePart)
         assert fetch_files(address, welcome.offers, tmp_path / "here") == sum(file.size for file in files.values())

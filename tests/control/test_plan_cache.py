@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, PlanCache, Planned, Planner
+from elaswave_fx.control.coordinator.plan_cache import Held, Joiners, PlanCache, Planned, Planner
 from elaswave_fx.control.protocol.types import BoxId
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.make.derive import make_plan
@@ -31,7 +31,7 @@ class Counted(ToyPlanning):
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
-        newcomers: Newcomers | None = None,
+        joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
         self.asked += 1
         self.searched += like is None
@@ -106,7 +106,7 @@ def test_what_a_plan_made_ahead_raises_is_raised_to_whom_it_is_for() -> None:
     class Broken(ToyPlanning):
         def replan(
             self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
-            newcomers: Newcomers | None = None,
+            joiners: Joiners | None = None,
         ) -> Planned:  # fmt: skip
             raise PlanError("nothing fits")
 

@@ -28,9 +28,9 @@ from elaswave_fx.control.protocol.messages import (
     Gone,
     Granted,
     Heartbeat,
+    JoinRequest,
     Leave,
     MustStay,
-    Newcomer,
     NumberWanted,
     Offer,
     Over,
@@ -89,7 +89,7 @@ MESSAGES: list[Message] = [
     StoreSeen(Term(1), Epoch(2), True, 17.25, 4000.5),
     replace(info_of(3), versions={"torch": "2.13.0"}, data_digest="ff", memory_bytes=1 << 34),
     Refused("it has torch 2.12.0"),
-    Newcomer({"torch": "2.13.0"}),
+    JoinRequest({"torch": "2.13.0"}),
     Welcome(
         Rank(4),
         {"build": {"units": 3, "data": {"update": [1, 2.5, None]}}},
@@ -500,7 +500,7 @@ def test_another_user_is_not_even_heard(coordinator: CoordinatorSocket, address:
 
 
 def asked(address: ControlAddress, found: list[object]) -> threading.Thread:
-    """A newcomer that asks for a number; what it is told comes to `found`."""
+    """A joiner that asks for a number; what it is told comes to `found`."""
 
     def ask() -> None:
         try:
@@ -513,7 +513,7 @@ def asked(address: ControlAddress, found: list[object]) -> threading.Thread:
     return asking
 
 
-def test_a_newcomer_is_given_a_number_or_told_why_not(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
+def test_a_joiner_is_given_a_number_or_told_why_not(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
     welcome = Welcome(Rank(4), {"run_dir": "runs/today"}, (info_of(0),))
     for answer_of_job, told in (
         (welcome, welcome),
@@ -529,7 +529,7 @@ def test_a_newcomer_is_given_a_number_or_told_why_not(coordinator: CoordinatorSo
         assert found == [told] and coordinator.receive() == []
 
 
-def test_a_newcomer_without_the_token_gets_nothing(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
+def test_a_joiner_without_the_token_gets_nothing(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
     found: list[object] = []
     asking = asked(replace(address, token="f" * 32), found)
     said: list[object] = []
@@ -537,9 +537,9 @@ def test_a_newcomer_without_the_token_gets_nothing(coordinator: CoordinatorSocke
     assert said == [] and len(found) == 1 and "does not hold the job's token" in str(found[0])
 
 
-def test_a_newcomer_is_nobody_else(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
+def test_a_joiner_is_nobody_else(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
     """Neither does a rank ask for a number, nor is an info without one taken."""
-    for number, said in ((1, Newcomer()), (UNNUMBERED, info_of(UNNUMBERED))):
+    for number, said in ((1, JoinRequest()), (UNNUMBERED, info_of(UNNUMBERED))):
         rank = RankSocket(address, replace(info_of(1), number=Rank(number)))
         rank._info = encode(said)
         refused = coordinator.refused

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from elaswave_fx.control.agent.agent import Agent, Excluded, Progress
-from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned
+from elaswave_fx.control.coordinator.plan_cache import Held, Joiners, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
 from elaswave_fx.control.job_folder import JobFolder
 from elaswave_fx.control.protocol import do
@@ -79,7 +79,7 @@ class ToyPlanning:
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
-        newcomers: Newcomers | None = None,
+        joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
         if len(members) < self.least:
             raise PlanError(f"{len(members)} ranks are too few; {self.least} would do")

@@ -117,19 +117,19 @@ def test_a_rank_that_is_cut_off_for_a_while(alone: Finished, tmp_path: Path, sec
 @pytest.mark.slow
 def test_a_rank_that_joined_and_was_stopped_comes_back_too(alone: Finished, tmp_path: Path) -> None:
     with running(tmp_path, (2, 1)) as job, Joining(job) as joining:
-        newcomer = joining.start()
+        joiner = joining.start()
         job.await_event("joined")
         job.await_event("resumed")
-        newcomer.process.send_signal(signal.SIGSTOP)
+        joiner.process.send_signal(signal.SIGSTOP)
         await_true(lambda: members(job) == [0, 1] or job.ended, "it is left out")
-        newcomer.process.send_signal(signal.SIGCONT)
+        joiner.process.send_signal(signal.SIGCONT)
         job.await_event("joined", 2)
         await_true(lambda: members(job) == [0, 1, 3] or job.ended, "it is a member again")
         run = end_of(job)
-        code = newcomer.process.wait(timeout=60)
+        code = joiner.process.wait(timeout=60)
     assert_same_bits(run, alone)
-    assert code == 0 and "it joins anew, as another rank" in newcomer.said, newcomer.said
-    assert "rank 3 has finished" in newcomer.said
+    assert code == 0 and "it joins anew, as another rank" in joiner.said, joiner.said
+    assert "rank 3 has finished" in joiner.said
 
 
 def test_the_end_of_a_job_ends_who_still_gets_ready(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_ranks_come_one_after_the_other_and_the_first_one_is_lost(alone: Finishe
 
 
 def end_without_rank_0(now: Running) -> Finished:
-    """Once a newcomer has all copies, rank 0 is killed."""
+    """Once a joiner has all copies, rank 0 is killed."""
     now.job.await_event("joined")
     now.job.await_event("agreed", 2)  # it has its copies
     now.job.await_event("resumed", 2)
@@ -193,7 +193,7 @@ def test_the_job_goes_on_when_only_a_rank_that_joined_is_left(alone: Finished, t
 
 
 @pytest.mark.slow
-def test_a_newcomer_has_its_part_in_the_checkpoint_of_the_step_after_which_it_comes(tmp_path: Path) -> None:
+def test_a_joiner_has_its_part_in_the_checkpoint_of_the_step_after_which_it_comes(tmp_path: Path) -> None:
     steps = 200
     with running(tmp_path, (2, 1), f"steps={steps}", "checkpoint.every=1", "checkpoint.keep=3") as now:
         now.join()
@@ -268,7 +268,7 @@ def test_buffers_come_with_a_join_and_outlive_all_ranks_that_began(
 
 @apart
 def test_a_rank_joins_from_where_nothing_of_the_job_is(alone: Finished, tmp_path: Path) -> None:
-    """And the coordinator dies before the newcomer has fetched anything."""
+    """And the coordinator dies before the joiner has fetched anything."""
     with running(tmp_path, (2, 1)) as now:
         process = now.join_from_elsewhere(TMPDIR=str(tmp_path))
         assert process.stdout is not None and process.stdout.readline() == "rank 2 gets ready\n"

@@ -51,14 +51,14 @@ def test_a_fault_tells_a_rank_to_leave(alone: Finished, tmp_path: Path) -> None:
 def test_a_rank_that_joined_leaves(alone: Finished, tmp_path: Path, numbers: tuple[signal.Signals, ...]) -> None:
     """Its scheduler may be another one than the job's, so that it leaves alone; a second warning is no second order."""
     with running(tmp_path, (2, 1)) as job, Joining(job) as joining:
-        newcomer = joining.start()
+        joiner = joining.start()
         job.await_event("joined")
-        newcomer.tell_to_leave(*numbers)
-        code = newcomer.process.wait(timeout=60)
+        joiner.tell_to_leave(*numbers)
+        code = joiner.process.wait(timeout=60)
         await_true(lambda: left_as_told(job) == [2] or job.ended, "it is told that it left")
         run = end_of(job)
-    assert code == 0, newcomer.said
-    assert newcomer.said.rstrip().endswith("rank 2 was told to leave, and has left")
+    assert code == 0, joiner.said
+    assert joiner.said.rstrip().endswith("rank 2 was told to leave, and has left")
     assert run.code == 0 and not run.orphans, run.console
     assert run.losses == alone.losses and run.summary["params_digest"] == alone.summary["params_digest"]
     assert run.summary["recoveries"] == [] and [entry["rank"] for entry in run.summary["left"]] == [2]

@@ -19,7 +19,7 @@ import pytest
 
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.control.coordinator import service
-from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned
+from elaswave_fx.control.coordinator.plan_cache import Held, Joiners, Planned
 from elaswave_fx.control.store import file_store
 from elaswave_fx.errors import ConfigError, DataError
 from elaswave_fx.files import json_lines
@@ -175,7 +175,7 @@ class SlowPlanning(ToyPlanning):
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
-        newcomers: Newcomers | None = None,
+        joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
         time.sleep(1.5 * HUNG_S)
         return super().replan(before, members, held, like)

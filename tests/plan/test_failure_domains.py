@@ -49,16 +49,16 @@ def changed(rng: random.Random, plan: Plan, next_rank: int, copies: int) -> Plan
     elif what == "machine":
         gone = rng.choice(plan.topology.machines)
         members = [m.rank for m in plan.topology.members if m.machine != gone]
-    newcomers = {}
+    joiners = {}
     if what == "join":
         machine = rng.choice(("home", "one", "two", "three"))
         host = 2 if machine == "home" else None
         ranks = range(next_rank, next_rank + rng.randint(1, 3))
-        newcomers = {Rank(rank): member(rank, machine, host) for rank in ranks}
+        joiners = {Rank(rank): member(rank, machine, host) for rank in ranks}
     left = {number: tuple(rank for rank in ranks if rank in members) for number, ranks in held.items()}
     if not all(left.values()):
         return None
-    return replan(plan, tuple(sorted((*members, *newcomers))), left, copies, newcomers)
+    return replan(plan, tuple(sorted((*members, *joiners))), left, copies, joiners)
 
 
 def history(seed: int) -> Iterator[tuple[Plan, int]]:
@@ -106,9 +106,9 @@ def test_first_plans_keep_machines_apart(copies: int) -> None:
 
 def test_two_that_come_from_one_machine_are_not_each_others_only_copies() -> None:
     plan = first_plan(2, 1)
-    newcomers = {Rank(rank): member(rank, "other") for rank in (2, 3)}
+    joiners = {Rank(rank): member(rank, "other") for rank in (2, 3)}
     for _ in range(4):
-        plan = replan(plan, (*map(Rank, range(4)),), caught_up(plan), 1, newcomers)
+        plan = replan(plan, (*map(Rank, range(4)),), caught_up(plan), 1, joiners)
         assert_apart(plan)
         lost = {Rank(2), Rank(3)}
         assert all(set(box.replica_ranks) - lost for box in plan.boxes), "it may go off"
@@ -118,11 +118,11 @@ def test_two_that_come_from_one_machine_are_not_each_others_only_copies() -> Non
 
 def test_copies_that_have_no_room_elsewhere_are_said() -> None:
     plan = first_plan(2, 1)
-    newcomers = {Rank(2): member(2, "other")}
+    joiners = {Rank(2): member(2, "other")}
     alone = {number: (box.owner,) for number, box in numbered(plan.boxes)}
-    after = replan(plan, (Rank(0), Rank(1), Rank(2)), alone, 0, newcomers)
+    after = replan(plan, (Rank(0), Rank(1), Rank(2)), alone, 0, joiners)
     assert "the state is lost with home (ranks 0, 1)" in after.reason
-    both = replan(plan, (Rank(0), Rank(1), Rank(2)), alone, 1, newcomers)
+    both = replan(plan, (Rank(0), Rank(1), Rank(2)), alone, 1, joiners)
     assert "the state is lost" not in both.reason
     near = replace(both, boxes=tuple(replace(b, owner=Rank(0), holders=(Rank(1),), catching_up=()) for b in both.boxes))
     assert "and so does losing all of home (ranks 0, 1)" in fatal_words(near)
@@ -130,8 +130,8 @@ def test_copies_that_have_no_room_elsewhere_are_said() -> None:
 
 def test_member_infos_say_more_than_numbers() -> None:
     plan = first_plan(2, 1)
-    newcomer = Member(Rank(2), host_named("other/4026531840"), memory_bytes=1 << 34, machine="other")
-    after = replan(plan, (Rank(0), Rank(1), Rank(2)), caught_up(plan), 1, {Rank(2): newcomer})
-    assert after.topology.member(Rank(2)) == newcomer
+    joiner = Member(Rank(2), host_named("other/4026531840"), memory_bytes=1 << 34, machine="other")
+    after = replan(plan, (Rank(0), Rank(1), Rank(2)), caught_up(plan), 1, {Rank(2): joiner})
+    assert after.topology.member(Rank(2)) == joiner
     assert host_named("host-7") == 7 and host_named("host-x") >= 100_000 and host_named("other") >= 100_000
     assert Plan.from_json(after.to_json()) == after

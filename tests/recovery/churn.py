@@ -63,15 +63,15 @@ def coming_and_going(layout: Layout, rounds: int) -> Scenario:
 
 def _come_and_go(job: Job, joining: Joining, number: int) -> None:
     """The next one joins, has copies, and leaves."""
-    newcomer = joining.start()
+    joiner = joining.start()
     where = f"number {number}, in {job.folder}"
-    await_true(lambda: job.ended or newcomer.has_ended or newcomer.rank in joining.members(), f"it joins: {where}")
+    await_true(lambda: job.ended or joiner.has_ended or joiner.rank in joining.members(), f"it joins: {where}")
     steps = job.steps
     job.await_step(steps + 3)
-    newcomer.tell_to_leave()
-    await_true(lambda: job.ended or newcomer.rank in left_as_told(job), f"it leaves: {where}")
-    assert newcomer.rank in left_as_told(job), f"it has not left: {where}:\n{newcomer.said}"
-    assert newcomer.process.wait(timeout=WAIT_S) == 0, f"{where}:\n{newcomer.said}"
+    joiner.tell_to_leave()
+    await_true(lambda: job.ended or joiner.rank in left_as_told(job), f"it leaves: {where}")
+    assert joiner.rank in left_as_told(job), f"it has not left: {where}:\n{joiner.said}"
+    assert joiner.process.wait(timeout=WAIT_S) == 0, f"{where}:\n{joiner.said}"
 
 
 def _resident_mib(job: Job) -> dict[int, float]:

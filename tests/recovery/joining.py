@@ -1,7 +1,7 @@
 """Processes that join a run that trains, as users start them, each with a log of its own beside the run.
 
 with Joining(job) as joining:
-    newcomer = joining.start();  …;  newcomer.kill()
+    joiner = joining.start();  …;  joiner.kill()
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ END_S = 60.0
 _RANK = re.compile(rb"^rank (\d+) gets ready$", re.MULTILINE)
 
 
-class Newcomer:
+class Joiner:
     """One process. `was_told`: to leave."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self._log = folder / f"newcomer-{number}.log"
+        self._log = folder / f"joiner-{number}.log"
         self.was_told = self.was_killed = False
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -66,7 +66,7 @@ class Joining:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self.newcomers: list[Newcomer] = []
+        self.joiners: list[Joiner] = []
 
     def __enter__(self) -> Joining:
         return self
@@ -74,23 +74,23 @@ class Joining:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in self.newcomers:
+        for each in self.joiners:
             each.process.kill()
             each.process.wait()
 
-    def start(self) -> Newcomer:
+    def start(self) -> Joiner:
         """One more."""
-        self.newcomers.append(Newcomer(self._job.folder, len(self.newcomers)))
-        return self.newcomers[-1]
+        self.joiners.append(Joiner(self._job.folder, len(self.joiners)))
+        return self.joiners[-1]
 
     def members(self) -> set[int]:
         """The ranks of those that have become members."""
         joined = {event["rank"] for event in self._job.events("joined")}
-        return joined & {each.rank for each in self.newcomers if each.rank is not None}
+        return joined & {each.rank for each in self.joiners if each.rank is not None}
 
     def await_ends(self) -> None:
         """The run is over: they end by themselves, also those for which it was over too soon."""
-        for each in self.newcomers:
+        for each in self.joiners:
             code = each.process.wait(timeout=END_S)
             is_over = "has finished it" in each.said or "no coordinator of the job has answered" in each.said
             ends_well = code in (0, 2) or (code == 1 and is_over)

@@ -71,7 +71,7 @@ def storm(seed: int) -> Scenario:
             hurry.touch()
             run = job.wait(2 * WAIT_S)
             joining.await_ends()
-            struck.lost |= {each.rank for each in joining.newcomers if each.was_killed and each.rank is not None}
+            struck.lost |= {each.rank for each in joining.joiners if each.was_killed and each.rank is not None}
         if run.code == 0:
             assert_weathered(run, references.of(job_config(layout, *words, recipe=recipe)), struck)
         else:  # All copies of something were lost before there was a checkpoint.
@@ -89,7 +89,7 @@ def _drawn(draw: random.Random, ranks: Sequence[int]) -> list[Blow]:
     blows += [("stop", draw.choice(ranks)) for _ in range(draw.randint(0, 2))]
     for _ in range(draw.randint(0, 2)):
         blows.append((draw.choice(("join", "join and wait")), None))
-        blows += [(draw.choice(("kill newcomer", "dismiss newcomer")), None)] * draw.randint(0, 1)
+        blows += [(draw.choice(("kill joiner", "dismiss joiner")), None)] * draw.randint(0, 1)
     draw.shuffle(blows)
     return blows
 
@@ -106,7 +106,7 @@ def _slow(draw: random.Random, layout: Layout, recipe: str, words: Sequence[str]
 
 
 def _strike(job: Job, joining: Joining, struck: Struck, blow: str, rank: int | None) -> None:
-    last = joining.newcomers[-1] if joining.newcomers else None
+    last = joining.joiners[-1] if joining.joiners else None
     match blow:
         case "kill" if rank is not None and job.signal_rank(rank, signal.SIGKILL):
             struck.lost.add(rank)
@@ -118,12 +118,12 @@ def _strike(job: Job, joining: Joining, struck: Struck, blow: str, rank: int | N
         case "kill coordinator":
             job.signal_coordinator(signal.SIGKILL)
         case "join" | "join and wait":
-            newcomer = joining.start()
+            joiner = joining.start()
             if blow == "join and wait":
-                await_true(lambda: job.ended or newcomer.has_ended or newcomer.rank in joining.members(), "it joins")
-        case "kill newcomer" if last is not None:
+                await_true(lambda: job.ended or joiner.has_ended or joiner.rank in joining.members(), "it joins")
+        case "kill joiner" if last is not None:
             last.kill()
-        case "dismiss newcomer" if last is not None and not last.was_told and last.rank in joining.members():
+        case "dismiss joiner" if last is not None and not last.was_told and last.rank in joining.members():
             last.tell_to_leave()
         case _:
             pass  # There is nobody any more, or not yet.
@@ -132,8 +132,8 @@ def _strike(job: Job, joining: Joining, struck: Struck, blow: str, rank: int | N
 def _is_over(job: Job, joining: Joining, struck: Struck) -> bool:
     """Whether all that come have come, and all that were told to leave have left."""
     there, left = joining.members(), set(left_as_told(job))
-    come = all(each.was_killed or each.has_ended or each.rank in there for each in joining.newcomers)
-    told = struck.told | {each.rank for each in joining.newcomers if each.was_told and not each.was_killed}
+    come = all(each.was_killed or each.has_ended or each.rank in there for each in joining.joiners)
+    told = struck.told | {each.rank for each in joining.joiners if each.was_told and not each.was_killed}
     return come and told - struck.lost <= left
 
 

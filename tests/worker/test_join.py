@@ -18,7 +18,7 @@ from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_newcomers, reaches_run_dir
+from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_joiners, reaches_run_dir
 from elaswave_fx.launch.location import here
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.planner import plan_lanes, uniform
@@ -40,7 +40,7 @@ def test_who_joins_makes_no_model() -> None:
 def test_what_is_shared_is_all_that_a_rank_loads(tmp_path: Path) -> None:
     built = build(small_config("gpt_stdlib"), tmp_path / "job")
     assert built.state is not None
-    shared = files_for_newcomers(Artifact.copy_for_newcomers(built.folder, built.state.parent), built.state)
+    shared = files_for_joiners(Artifact.copy_for_joiners(built.folder, built.state.parent), built.state)
     assert all(SharedFile.of(Path(file.path)) == file for file in shared.values())
     for name, file in shared.items():
         path = tmp_path / "here" / name
@@ -59,7 +59,7 @@ def test_what_is_shared_stays_as_it_is_whatever_other_runs_of_the_program_measur
     cache = f"cache.dir={tmp_path / 'cache'}"
     built = build(small_config("gpt_stdlib", cache), tmp_path / "job", calibrate=True)
     assert built.state is not None
-    shared = files_for_newcomers(Artifact.copy_for_newcomers(built.folder, built.state.parent), built.state)
+    shared = files_for_joiners(Artifact.copy_for_joiners(built.folder, built.state.parent), built.state)
     Artifact.save_costs(built.folder, dict.fromkeys(built.artifact.measured, (9.0, 9.0, 9.0)))
     (built.folder / "rehearsal.json").write_text("{}")
     assert all(SharedFile.of(Path(file.path)) == file for file in shared.values())

@@ -1,8 +1,8 @@
 """join: one more rank in a job of emulated ranks, from its command to its share of the work, and what the others wait.
 
-The job is one of `train`. The newcomer is the command that users give, in a process of its own. What counts is by how
+The job is one of `train`. The joiner is the command that users give, in a process of its own. What counts is by how
 much the steps across which an epoch changes are longer than those after them, all such stops together: the one at which
-the newcomer becomes a member, and those that follow when its copies are there.
+the joiner becomes a member, and those that follow when its copies are there.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tools.bench.workload import EmulatedLanes
 STEP_S = 0.25
 RANKS, TINY_RANKS = (4, 16), (2,)
 BEFORE, QUIET = 8, 24
-"""Steps before the newcomer's command; and so many in one epoch after its join say that no stop follows."""
+"""Steps before the joiner's command; and so many in one epoch after its join say that no stop follows."""
 
 PARTS = ("process and number", "torch, data, program, tensors", "links", "until the others stop", "first step")
-"""Of the time from the command to the first step of which the newcomer is a member."""
+"""Of the time from the command to the first step of which the joiner is a member."""
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
@@ -80,16 +80,16 @@ def _join(ranks: int, step_s: float) -> Joined:
     with OwnJob(lanes.workload, Variant(words=lanes.words), FOREVER) as job:
         steps = [next_step(job) for _ in range(BEFORE)]
         words = [sys.executable, "-m", "elaswave_fx.worker", str(job.folder)]
-        newcomer = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)
+        joiner = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)
         asked_s = time.monotonic()
         try:
             while not _is_quiet(steps, ranks):
                 steps.append(next_step(job))
-                if newcomer.poll() is not None and newcomer.stdout is not None:
-                    raise BenchFailed(f"join: the newcomer ended: {newcomer.stdout.read().decode()}")
+                if joiner.poll() is not None and joiner.stdout is not None:
+                    raise BenchFailed(f"join: the joiner ended: {joiner.stdout.read().decode()}")
         finally:
-            newcomer.kill()
-            newcomer.wait()
+            joiner.kill()
+            joiner.wait()
         logs = [(job.folder / "logs" / name).read_text() for name in ("coordinator.log", f"rank-{ranks}.log")]
         events = [json.loads(line) for line in (job.folder / "events.jsonl").read_text().splitlines()]
     return Joined(asked_s, _said(logs, asked_s), steps, _planned(events))
@@ -101,7 +101,7 @@ def _is_quiet(steps: Sequence[Step], ranks: int) -> bool:
 
 
 def _said(logs: Sequence[str], asked_s: float) -> list[float]:
-    """Seconds from the command to the newcomer's number, to the moment at which it has program and initial tensors, to
+    """Seconds from the command to the joiner's number, to the moment at which it has program and initial tensors, to
     that at which it is ready, and to its first epoch."""
     lines = [line.split(maxsplit=1) for log in logs for line in log.splitlines()]
     marks = ("gets ready to join", "has program and initial tensors", "is ready, and asks", "is a member")

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cache
 
-from elaswave_fx.control.coordinator.plan_cache import Held, Newcomers, Planned, Planner
+from elaswave_fx.control.coordinator.plan_cache import Held, Joiners, Planned, Planner
 from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.protocol.probation import SlowRanks
 from elaswave_fx.control.protocol.speed_meter import Expected
@@ -84,14 +84,14 @@ class MemoPlanner:
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
-        newcomers: Newcomers | None = None,
+        joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
         """As `Planning.replan`; it searches, whatever it is told."""
         key = (before.assignment.plan_hash, members, tuple(sorted(held.items())))
         if key not in self._plans:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
-            self._plans[key] = self._planner.replan(before, members, held, None, newcomers)
+            self._plans[key] = self._planner.replan(before, members, held, None, joiners)
         return self._plans[key]
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:

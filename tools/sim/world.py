@@ -56,7 +56,7 @@ LIMIT_S = 300.0
 slowest step, and one in which links were silent takes some seconds."""
 
 ASK_AGAIN_S = 1.0
-"""A newcomer whose coordinator has gone asks the next one."""
+"""A joiner whose coordinator has gone asks the next one."""
 
 MOST_EVENTS = 150_000
 
@@ -131,7 +131,7 @@ class World:
         self.processes: dict[Rank, Process] = {}
         self.checker = Checker(self._living, self.register)
         self.coordinator = Rank(FIRST_COORDINATOR + 1)
-        self.newcomers: set[int] = set()  # their connections; they have no number yet
+        self.joiners: set[int] = set()  # their connections; they have no number yet
         self.untold: set[Rank] = set()
         self.lifelines: dict[Rank, Rank] = {}  # rank -> the coordinator that its stream is open to
         self.triggers: dict[type, dict[int, Fault]] = {}
@@ -179,20 +179,20 @@ class World:
 
     def ask_to_join(self, connection: int) -> None:
         """A process without a number asks for one until it has it."""
-        self.newcomers.add(connection)
+        self.joiners.add(connection)
         self._ask(connection)
 
     def _ask(self, connection: int) -> None:
-        if connection in self.newcomers:
+        if connection in self.joiners:
             self.push(self.now, COORDINATOR, NumberWanted(connection), STORE)
             self.push(self.now + ASK_AGAIN_S, STORE, partial(self._ask, connection), STORE)
 
     def _join(self, numbered: Numbered) -> None:
-        """A newcomer has its number; one that it got because it had to ask twice is nobody's."""
+        """A joiner has its number; one that it got because it had to ask twice is nobody's."""
         if numbered.number in self.processes:
             raise Violation(f"the number {numbered.number} is given again")
-        if numbered.connection in self.newcomers:
-            self.newcomers.remove(numbered.connection)
+        if numbered.connection in self.joiners:
+            self.joiners.remove(numbered.connection)
             self.start_rank(protocol.joiner(numbered.number, self.limits, self.now), None)
 
     def tell_to_leave(self, rank: Rank, grace_s: float) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 from elaswave_fx.control import stream, tcp
 from elaswave_fx.control.protocol.member_info import UNNUMBERED
-from elaswave_fx.control.protocol.messages import Newcomer, Refused, Welcome
+from elaswave_fx.control.protocol.messages import JoinRequest, Refused, Welcome
 from elaswave_fx.control.stream import Hello, Stream
 from elaswave_fx.control.wire import ControlAddress, Message, Question, decode, encode
 from elaswave_fx.errors import CommError, ConfigError
@@ -29,9 +29,9 @@ AGAIN_S = 0.1
 def ask_to_join(address: ControlAddress, versions: Mapping[str, str], timeout_s: float) -> Welcome:
     """The number of this process, and what it has to know. Raises `ConfigError` when there is none, in time."""
     with asking(address) as line:
-        answer = line.ask(Newcomer(dict(versions)), timeout_s)
+        answer = line.ask(JoinRequest(dict(versions)), timeout_s)
     if not isinstance(answer, Welcome):
-        raise ConfigError(f"tcp://{line.where}: a newcomer is answered by {type(answer).__name__}")
+        raise ConfigError(f"tcp://{line.where}: a joiner is answered by {type(answer).__name__}")
     return answer
 
 
@@ -46,7 +46,7 @@ def asking(address: ControlAddress) -> Iterator[Line]:
 
 
 class Line:
-    """A newcomer's connection to whichever coordinator the job has: opened when something is to be asked, and again
+    """A joiner's connection to whichever coordinator the job has: opened when something is to be asked, and again
     when the coordinator has gone. `where`: the other end, as people write it."""
 
     def __init__(self, address: ControlAddress) -> None:

@@ -1,4 +1,4 @@
-"""A newcomer fetches the files that the job shares from the coordinator, and checks them by their hashes.
+"""A joiner fetches the files that the job shares from the coordinator, and checks them by their hashes.
 
 In: the job's address, what `Welcome` offers, a folder. Out: the files in that folder, under the names that they were
 offered by, or a `ConfigError`. If the coordinator dies meanwhile, the next one goes on with the file.

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from elaswave_fx.control.coordinator.plan_cache import (
     Held,
-    Newcomers,
+    Joiners,
     PlanCache,
     Planned,
     Planning,
@@ -236,14 +236,14 @@ class CoordinatorDriver:
         """Return the member info of those ranks that have sent it to this coordinator."""
         return tuple(self.infos[rank] for rank in ranks if rank in self.infos)
 
-    def why_no_newcomer(self, now_s: float) -> str | None:
+    def why_no_joiner(self, now_s: float) -> str | None:
         """Why the job takes nobody in, in words; None if it does."""
         if self.state.phase == membership.OVER:
             return f"the job is over: {self.state.over}"
         if self.state.register is None:
             return None  # It has not been read yet; whoever comes beyond the room that there is waits for it.
         most, here = self._most_members(self.register), len(self.register.members)
-        come = len(self.state.newcomers) + sum(
+        come = len(self.state.unnumbered) + sum(
             last.heartbeat.joining and rank not in self.register.members and self.state.detector.is_alive(rank, now_s)
             for rank, last in self.state.detector.heard.items()
         )
@@ -266,12 +266,12 @@ class CoordinatorDriver:
     def _may_join(self, register: Register, joining: tuple[Rank, ...]) -> bool:
         """Asked with every tick while nothing is under way, and somebody waits to become a member."""
         before, members = self.plan(register.key.plan_hash), tuple(sorted((*register.members, *joining)))
-        held, newcomers = self._held(register, self._complete()), self._newcomers(before, members)
-        planned = self._plan_cache.ahead(before, members, held, newcomers)
+        held, joiners = self._held(register, self._complete()), self._joiners(before, members)
+        planned = self._plan_cache.ahead(before, members, held, joiners)
         self._next_planned = planned
         return planned is not None and not planned.ends_job
 
-    def _newcomers(self, before: Planned, members: tuple[Rank, ...]) -> Newcomers:
+    def _joiners(self, before: Planned, members: tuple[Rank, ...]) -> Joiners:
         """Each has shown its info to this coordinator, which has heard it."""
         return {rank: member_of(self.infos[rank]) for rank in members if rank not in before.assignment.members}
 
@@ -284,7 +284,7 @@ class CoordinatorDriver:
         began = self._clock()
         planned = self.plan(before.plan_hash)
         with self._while_planning():
-            planned = self._plan_cache.replan(planned, members, held, self._newcomers(planned, members))
+            planned = self._plan_cache.replan(planned, members, held, self._joiners(planned, members))
         self.plan_ms = 1e3 * (self._clock() - began)
         self._plans[planned.assignment.plan_hash] = planned
         return planned.assignment

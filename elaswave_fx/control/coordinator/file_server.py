@@ -1,7 +1,7 @@
-"""Files that newcomers fetch from the coordinator: program and initial tensors of the job, piece by piece, by name.
+"""Files that joiners fetch from the coordinator: program and initial tensors of the job, piece by piece, by name.
 
 In: the files that the job's builder has shared, and questions. Out: answers, some time later, for a disk may take its
-time and the coordinator has none: a thread reads. A newcomer asks one thing at a time, so few pieces are in memory.
+time and the coordinator has none: a thread reads. A joiner asks one thing at a time, so few pieces are in memory.
 
     server = FileServer({"state.safetensors": SharedFile("/runs/today/.init/state.safetensors", 812, "9f…")})
     server.ask(PartWanted(3, Fetch("state.safetensors", 0)))      `fileno` is readable when the answer is there
@@ -58,7 +58,7 @@ class FileServer:
         return self._wake
 
     def offers(self) -> tuple[Offer, ...]:
-        """What newcomers are told of the files."""
+        """What joiners are told of the files."""
         return tuple(Offer(name, file.size, file.digest) for name, file in self._files.items())
 
     def ask(self, wanted: PartWanted) -> None:

@@ -28,7 +28,7 @@ Held = Mapping[BoxId, tuple[Rank, ...]]
 """Ranks with a copy of each box."""
 
 
-Newcomers = Mapping[Rank, Member]
+Joiners = Mapping[Rank, Member]
 """Members by their member info, of ranks that the plan before does not have."""
 
 
@@ -70,7 +70,7 @@ class Planning(Protocol):
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
-        newcomers: Newcomers | None = None,
+        joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
         """The plan of the next epoch; a terminal one if none is possible for so few. `like`: that after the loss of
         another rank of the same kind, which spares the search for lanes."""
@@ -111,17 +111,17 @@ class Planner:
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
-        newcomers: Newcomers | None = None,
+        joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
         from elaswave_fx.plan.next import replan
         from elaswave_fx.plan.predict.transition import Transition
 
         choice = None if like is None else like.choice
         try:
-            plan, choice = replan.replan_like(before.plan, members, held, self.copies, choice, newcomers)
+            plan, choice = replan.replan_like(before.plan, members, held, self.copies, choice, joiners)
             lines = Transition.of(before.plan, plan).lines()
         except PlanError as error:
-            plan, lines = replan.terminal_plan(before.plan, members, held, str(error), newcomers), ()
+            plan, lines = replan.terminal_plan(before.plan, members, held, str(error), joiners), ()
         return replace(_planned(plan, plan.to_json(), lines), choice=choice)
 
     def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
@@ -278,7 +278,7 @@ class PlanCache:
         return made.done(), made.result() if made.done() else None
 
     def ahead(
-        self, before: Planned, members: tuple[Rank, ...], held: Held, newcomers: Newcomers | None = None
+        self, before: Planned, members: tuple[Rank, ...], held: Held, joiners: Joiners | None = None
     ) -> Planned | None:
         """The plan for members of whom some are new; None while it is not made yet, and if there is none."""
         about = (before.assignment.plan_hash, _frozen(held))
@@ -287,13 +287,11 @@ class PlanCache:
         made = self._made.get((members, about[1]))
         if made is None and self._last.done():
             self._last = self._made[members, about[1]] = made = Future()
-            self._think(partial(_fulfil, made, partial(self._planning.replan, before, members, held, None, newcomers)))
+            self._think(partial(_fulfil, made, partial(self._planning.replan, before, members, held, None, joiners)))
         there = made is not None and made.done() and made.exception() is None
         return made.result() if made is not None and there else None
 
-    def replan(
-        self, before: Planned, members: tuple[Rank, ...], held: Held, newcomers: Newcomers | None = None
-    ) -> Planned:
+    def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, joiners: Joiners | None = None) -> Planned:
         """As `Planning.replan`, or the successor where that is known; waits for a plan that is under way."""
         if self._next is not None and self._next[0] == before.assignment.plan_hash and self._next[3].done():
             copies, planned = self._next[1], self._next[3].result()
@@ -302,13 +300,13 @@ class PlanCache:
                 if _frozen(left) == _frozen(held):
                     return planned
         if self._about is None or self._about[0] != before.assignment.plan_hash:
-            return self._planning.replan(before, members, held, None, newcomers)
+            return self._planning.replan(before, members, held, None, joiners)
         made = self._made.get((members, _frozen(held)))
         if made is not None:
             return made.result()
         lost = set(before.assignment.members) - set(members)
         like = self._like(self._planning.loss_kind(before, lost.pop())) if len(lost) == 1 else None
-        return self._planning.replan(before, members, held, like, newcomers)
+        return self._planning.replan(before, members, held, like, joiners)
 
     def _begin(self, before: Planned, about: tuple[int, _Held]) -> None:
         """Ranks of a kind that is not known yet come first."""

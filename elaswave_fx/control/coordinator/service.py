@@ -225,8 +225,8 @@ class Service:
                 self._heard_s = now
                 for event in said:
                     self._hear(event, now)
-            for newcomer, part in self._files.answers():
-                self._socket.answer(newcomer, part)
+            for joiner, part in self._files.answers():
+                self._socket.answer(joiner, part)
             if self._channel is not None:
                 self._listen(poll, self._channel)
             if now >= self._tick_s + self._driver.pause_s:
@@ -293,7 +293,7 @@ class Service:
     # --- Who comes ---
 
     def _hear(self, event: Heard, now: float) -> None:
-        """What has come on a stream: all but words for the launcher, and from newcomers that are refused."""
+        """What has come on a stream: all but words for the launcher, and from joiners that are refused."""
         if isinstance(event, RankReport):
             self._tell("told", rank=event.rank, what=event.kind, fields=event.fields)
             return
@@ -309,19 +309,19 @@ class Service:
             return
         if isinstance(event, NumberWanted):
             differs = other_versions(event.versions, self._spec.conditions)
-            reason = differs if differs is not None else self._driver.why_no_newcomer(now)
+            reason = differs if differs is not None else self._driver.why_no_joiner(now)
             if reason is not None:
                 self._log(f"refused: somebody who wants to join: {reason}")
                 self._socket.answer(event.connection, Refused(reason))
                 return
         self._feed(event)
 
-    def _welcome(self, newcomer: Numbered) -> None:
+    def _welcome(self, joiner: Numbered) -> None:
         """It has a number; what it needs to get ready goes to it."""
-        self._log(f"rank {newcomer.number} gets ready to join")
+        self._log(f"rank {joiner.number} gets ready to join")
         infos = self._driver.infos_of(self._driver.register.members)
-        welcome = Welcome(newcomer.number, dict(self._spec.facts), infos, self._files.offers())
-        self._socket.answer(newcomer.connection, welcome)
+        welcome = Welcome(joiner.number, dict(self._spec.facts), infos, self._files.offers())
+        self._socket.answer(joiner.connection, welcome)
 
     def _log(self, line: str) -> None:
         self._background.submit(partial(print, f"{time.monotonic():.3f} {line}", flush=True))

@@ -237,14 +237,14 @@ def _name_checkpoint(state: Coordinator, stamp: Stamp | None, now_s: float) -> R
 
 
 def _on_number_wanted(state: Coordinator, event: NumberWanted, now_s: float) -> Result:
-    return _give_number(replace(state, newcomers=(*state.newcomers, event.connection)), now_s)
+    return _give_number(replace(state, unnumbered=(*state.unnumbered, event.connection)), now_s)
 
 
 def _give_number(state: Coordinator, now_s: float) -> Result:
     """To the first who waits. The register counts it before anybody has it, so that it is never given again, whichever
     process dies; with nothing else under way, for its swap would hold that up."""
     register = state.register
-    if not state.newcomers or register is None or state.phase != STEADY or state.proposal is not None:
+    if not state.unnumbered or register is None or state.phase != STEADY or state.proposal is not None:
         return state, ()
     return propose(state, replace(register, numbers=register.numbers + 1), (), now_s)
 
@@ -253,8 +253,8 @@ def _numbered(state: Coordinator, before: Register | None, register: Register) -
     """The number that the register has come to count belongs to the first who waits."""
     if before is None or register.numbers == before.numbers:
         return state, ()
-    first, *rest = state.newcomers
-    return replace(state, newcomers=tuple(rest)), (Numbered(first, Rank(before.numbers)),)
+    first, *rest = state.unnumbered
+    return replace(state, unnumbered=tuple(rest)), (Numbered(first, Rank(before.numbers)),)
 
 
 # --- The ranks ---

@@ -89,7 +89,7 @@ def not_known(register: Register, rank: Rank) -> str | None:
 class Coordinator:
     """One coordinator process. `proposal` is the swap on its way, `proposed` what it leads to; `acked_s`: when
     heartbeats were answered last; `saved`: a checkpoint that the register does not name yet, for the ledger follows the
-    steps; `newcomers`: connections of those who wait for a number, in the order in which they came.
+    steps; `unnumbered`: connections of those who wait for a number, in the order in which they came.
 
     Of a transition: `stop_after` is the version after which a planned one stops the ranks, `targets` are the members
     wanted, `asked_all_s` is when those who keep silent were asked last, `links_broken_since_s` since when links between
@@ -110,7 +110,7 @@ class Coordinator:
     register: Register | None = None
     ballot: Ballot = NO_BALLOT
     acked_s: dict[Rank, float] = field(default_factory=dict)
-    newcomers: tuple[int, ...] = ()
+    unnumbered: tuple[int, ...] = ()
     awaited: frozenset[Rank] = frozenset()
     stop_after: Version | None = None
     targets: tuple[Rank, ...] = ()

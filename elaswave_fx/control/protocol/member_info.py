@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elaswave_fx.plan.work.topology import Member, Rank, host_named
 
-CONTROL_VERSION = "7"
+CONTROL_VERSION = "8"
 """Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each
 other."""
 

@@ -2,7 +2,7 @@
 
     HEARTBEAT -> ACK                              what was committed, where each rank is
     PROBE_STORE -> STORE_SEEN                     whether the store can be reached, and has this rank's epoch
-    NEWCOMER -> WELCOME or REFUSED                the number of a process that has none, and what it has to know
+    JOINER -> WELCOME or REFUSED                the number of a process that has none, and what it has to know
     FETCH -> FILE_PART or REFUSED                 a piece of a file that it needs
     (PREPARE ->) PREPARED -> ACTIVATE or OVER     a new epoch, or none
     HEARTBEAT (leave) -> ... ACK -> GONE          a rank that was told to leave, and is a member no more; or
@@ -175,7 +175,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
+class JoinRequest:
     """A process that has no number asks for one. `versions`: as in member info."""
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A file that a newcomer may fetch, by its name. `size` in bytes; `digest`: its SHA-256, in hexadecimal."""
+    """A file that a joiner may fetch, by its name. `size` in bytes; `digest`: its SHA-256, in hexadecimal."""
 
     name: str
     size: int
@@ -203,7 +203,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A newcomer asks for a piece of a file that was offered, from byte `offset` on; before or after its number."""
+    """A joiner asks for a piece of a file that was offered, from byte `offset` on; before or after its number."""
 
     name: str
     offset: int
@@ -211,7 +211,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Coordinator to a newcomer: the piece, as long as the coordinator makes it; less at the end of the file."""
+    """Coordinator to a joiner: the piece, as long as the coordinator makes it; less at the end of the file."""
 
     name: str
     offset: int
@@ -277,7 +277,7 @@ class ReshapeWanted:
 
 @dataclass(frozen=True, slots=True)
 class NumberWanted:
-    """A newcomer has come, on the connection of that name."""
+    """A joiner has come, on the connection of that name."""
 
     connection: int
     versions: dict[str, str] = field(default_factory=dict)
@@ -285,7 +285,7 @@ class NumberWanted:
 
 @dataclass(frozen=True, slots=True)
 class PartWanted:
-    """The newcomer on that connection wants a piece of a file."""
+    """The joiner on that connection wants a piece of a file."""
 
     connection: int
     fetch: Fetch
@@ -311,7 +311,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """The newcomer on that connection has a number, which the register counts among those that were given."""
+    """The joiner on that connection has a number, which the register counts among those that were given."""
 
     connection: int
     number: Rank

@@ -73,9 +73,9 @@ def _of_all(plan: Plan, topology: Topology) -> Iterator[Candidate]:
 
 
 def unchanged(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """The lanes as they are, where ranks have come and nobody has gone: newcomers get copies first."""
+    """The lanes as they are, where ranks have come and nobody has gone: joiners get copies first."""
     if plan.lanes and set(plan.ranks) < set(topology.ranks):
-        yield Candidate("lanes as before, newcomers get copies", tuple(whole_lanes(plan, topology).values()))
+        yield Candidate("lanes as before, joiners get copies", tuple(whole_lanes(plan, topology).values()))
 
 
 def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
@@ -112,7 +112,7 @@ def _numbers_of_lanes(ranks: int, units: int) -> list[int]:
 
 
 def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """The lanes as they are, but for those that lost somebody and those that help them; nothing for newcomers."""
+    """The lanes as they are, but for those that lost somebody and those that help them; nothing for joiners."""
     alive = {m.rank: m for m in topology.members}
     if not plan.lanes or not set(alive) <= set(plan.ranks):
         return
@@ -170,7 +170,7 @@ def keeps_units(plan: Plan, candidate: Candidate) -> bool:
 
 def places(plan: Plan, topology: Topology) -> dict[Rank, int]:
     """Ranks in the order in which the plan before names them: their places in lanes, then the boxes that they have;
-    newcomers by their numbers. Whatever ranks are called, those in the same places come in the same order."""
+    joiners by their numbers. Whatever ranks are called, those in the same places come in the same order."""
     named = itertools.chain(
         (rank for lane in plan.lanes for rank in lane.ranks),
         (rank for box in plan.boxes for rank in (box.owner, *box.holders)),

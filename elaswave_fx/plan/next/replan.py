@@ -39,13 +39,11 @@ Copies = Mapping[BoxId, tuple[Rank, ...]]
 """Box -> the ranks that have a copy of it now."""
 
 
-Newcomers = Mapping[Rank, Member]
+Joiners = Mapping[Rank, Member]
 """What the cards of ranks say that the plan before does not have."""
 
 
-def replan(
-    plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, newcomers: Newcomers | None = None
-) -> Plan:
+def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, joiners: Joiners | None = None) -> Plan:
     """The plan of the epoch after `plan` for `members`, with `count` copies of each box besides the owner's.
 
     With the same ranks lanes stay as they are, or become those of the plan's goal once that needs no more copies. Where
@@ -54,17 +52,17 @@ def replan(
     copies are kept where memory has no room for `count`. Ranks that are to leave stay where the others alone cannot go
     on. PlanError names a box without a copy, or the smallest number of ranks that would do.
     """
-    return replan_like(plan, members, copies, count, None, newcomers)[0]
+    return replan_like(plan, members, copies, count, None, joiners)[0]
 
 
 def replan_like(
     plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, like: Choice | None,
-    newcomers: Newcomers | None = None,
+    joiners: Joiners | None = None,
 ) -> tuple[Plan, Choice | None]:  # fmt: skip
     """As `replan`, and what the search has found, None where it did not search. `like`: what it has found after the
     loss of another rank of the same kind (`loss_kinds.py`); nothing else is looked at here, if that fits and takes no
     longer."""
-    topology = _next_topology(plan, members, newcomers)
+    topology = _next_topology(plan, members, joiners)
     have = _copies_now(plan, topology.ranks, copies)
     found = _replan(plan, topology, have, count, like)
     if found is None and topology.leaving:
@@ -115,10 +113,10 @@ def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
 
 
 def terminal_plan(
-    plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str, newcomers: Newcomers | None = None
+    plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str, joiners: Joiners | None = None
 ) -> Plan:
     """The last plan of a job that cannot go on: nobody computes, every box has an owner that can save it."""
-    topology = _next_topology(plan, members, newcomers)
+    topology = _next_topology(plan, members, joiners)
     have = _copies_now(plan, topology.ranks, copies)
     boxes = tuple(
         replace(box, owner=box.owner if box.owner in ranks else ranks[0], holders=(), catching_up=(), readers=())
@@ -224,14 +222,14 @@ def _on_the_way_to(
     return replace(first, plan=interim, choice=found.choice._replace(on_the_way=first.choice))
 
 
-def _next_topology(plan: Plan, members: Sequence[Rank], newcomers: Newcomers | None) -> Topology:
+def _next_topology(plan: Plan, members: Sequence[Rank], joiners: Joiners | None) -> Topology:
     """The members as they were known, or as their cards say. Without any cards (None) all ranks are of one machine, and
     one that was not known is as the first ones: on the host that is emulated for its number, with as much memory."""
     before, known = plan.topology, {m.rank: m for m in plan.topology.members}
-    if newcomers is None:
+    if joiners is None:
         memory = min((m.memory_bytes for m in before.members if m.memory_bytes is not None), default=None)
-        newcomers = {r: Member(r, Host(r // before.ranks_per_host), memory_bytes=memory) for r in members}
-    alive = tuple(known.get(rank) or newcomers[rank] for rank in sorted(members))
+        joiners = {r: Member(r, Host(r // before.ranks_per_host), memory_bytes=memory) for r in members}
+    alive = tuple(known.get(rank) or joiners[rank] for rank in sorted(members))
     leaving = tuple(rank for rank in before.leaving if rank in members)
     if len(leaving) == len(alive):  # somebody has to go on
         leaving = ()

@@ -19,7 +19,7 @@ from elaswave_fx.plan.work.topology import Topology
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """The whole lanes with the samples that they had; anything uniform where ranks have come."""
-    if _has_newcomers(plan, topology):
+    if _has_joiners(plan, topology):
         yield from uniform_lanes(plan, topology)
         return
     whole = whole_lanes(plan, topology)
@@ -32,11 +32,11 @@ def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
 def skipped(plan: Plan, topology: Topology) -> int:
     """The samples of the batch that whole lanes do not have; none where ranks have come."""
     whole = whole_lanes(plan, topology)
-    if _has_newcomers(plan, topology) or not whole:
+    if _has_joiners(plan, topology) or not whole:
         return 0
     samples = samples_of_lanes(plan)
     return plan.workload.options.global_batch - sum(samples[place] for place in whole)
 
 
-def _has_newcomers(plan: Plan, topology: Topology) -> bool:
+def _has_joiners(plan: Plan, topology: Topology) -> bool:
     return not set(topology.ranks) <= set(plan.ranks)

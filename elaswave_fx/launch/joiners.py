@@ -3,7 +3,7 @@
 In: the command. Out: one more rank, which comes to the coordinator by itself; of its end that hears as it does of that
 of any rank which no launcher has forked.
 
-    newcomers = Newcomers(command, log); newcomers.start();  …;  newcomers.end()
+    joiners = Joiners(command, log); joiners.start();  …;  joiners.end()
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAVE_S = 2.0
 LOOK_S = 0.02
 
 
-class Newcomers:
+class Joiners:
     """The launcher's one thread uses it. What the processes say goes to `log`, one after the other."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
