@@ -18,6 +18,8 @@ from elaswave_fx.errors import DataError
 # Installed packages are no part of the standard library, and its tests are half of its text and little like the rest.
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+
 
 def stdlib_documents(limit_mb: float | None) -> list[bytes]:
     """The Python sources of the standard library, sorted by path. Raises `DataError` if there are none."""
@@ -45,6 +47,11 @@ def file_documents(patterns: Sequence[str], limit_mb: float | None) -> list[byte
     if not any(documents):
         raise DataError(f"data.paths={show(patterns)}: all files are empty")
     return documents
+
+
+def first_table(patterns: Sequence[str]) -> Path | None:
+    """The first file whose name says that it has rows with named columns."""
+    return next((path for path in matching_files(patterns) if path.suffix.lower() in _TABLES), None)
 
 
 def read_documents(files: Iterable[Path], limit_mb: float | None) -> list[bytes]:

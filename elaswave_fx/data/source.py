@@ -15,7 +15,7 @@ from elaswave_fx.config.targets import completed, import_target, instantiate, ta
 from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
-from elaswave_fx.data.corpus import file_documents, matching_files, stdlib_documents
+from elaswave_fx.data.corpus import file_documents, first_table, matching_files, stdlib_documents
 from elaswave_fx.data.dataset import Dataset, MapDataset, Sample, UserDataset
 from elaswave_fx.data.digits import open_digits
 from elaswave_fx.data.global_draws import seeded
@@ -79,6 +79,9 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
     if config.data.kind in ("files", "memmap") and (splits := splits_in(config.data.paths)):
         lines = (*lines, f"data: reads files of several splits ({', '.join(splits)}), as their names tell; name those "
                  "that train in data.paths, and others in eval.data")  # fmt: skip
+    if config.data.kind == "files" and (table := first_table(config.data.paths)):
+        lines = (*lines, f"data: {table} is trained on as it is written, names and quotes included; data=hf reads its "
+                 "columns")  # fmt: skip
     if config.data.kind == "hf" and (line := hf.split_line(config.data)):
         lines = (*lines, line)
     if config.eval.data is not None and config.eval.data.kind == "hf" and (line := hf.split_line(config.eval.data)):

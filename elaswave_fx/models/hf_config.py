@@ -7,9 +7,10 @@ refused, a value that the user left out is set to what the data needs:
       -> task causal_lm, config with vocab_size=256 and at least 64 positions
 """
 
+import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -151,9 +152,36 @@ def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
                 f"model.config.{key}={options[key]}: has no effect, parameters are fp32; precision=bf16 computes in "
                 "bf16"
             )
-        if not hasattr(default, key) and key not in _READ_HERE:
+        if not hasattr(default, key) and key not in _READ_HERE and not _is_taken(default, key, options[key]):
             known = [*default.to_dict(), *getattr(default, "attribute_map", {})]
             raise ConfigError(f"model.config.{key}: is no option of {default.model_type}{_nearest(key, known)}")
+
+
+def _is_taken(default: Any, key: str, value: Any) -> bool:
+    """Whether a key that a configuration class does not declare acts: the code of the architecture reads it, or what
+    the class turns it into, as it does with older names."""
+    names = {key}
+    numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
+    for tried in (value, 2 * value + 1) if numbers else (value,):
+        try:
+            made = _make_config(default.model_type, {key: tried}).to_dict()
+        except ConfigError:
+            continue
+        names |= {*_changed({**default.to_dict(), key: None}, {**made, key: None})}
+    any_name = "|".join(map(re.escape, names))
+    read = re.compile(rf"""config\.({any_name})\b|["']({any_name})["']""")
+    folder = Path(inspect.getfile(type(default))).parent
+    return any(read.search(path.read_text()) for path in folder.glob("modeling_*.py"))
+
+
+def _changed(before: Any, after: Any) -> Iterator[str]:
+    """The innermost keys that two configurations have other values of."""
+    for key in {*before, *after}:
+        one, other = before.get(key), after.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _changed(one, other)
+        elif one != other:
+            yield str(key)
 
 
 def acts_in_own_loss(key: str, value: Any) -> bool:

@@ -248,6 +248,16 @@ def test_that_files_of_several_splits_are_read_is_said(kind: str, tmp_path: Path
     assert not any("several splits" in line for line in lines)
 
 
+@pytest.mark.parametrize(("name", "is_said"), [("a.jsonl", True), ("a.CSV", True), ("a.txt", False)])
+def test_that_a_table_is_read_as_text_is_said(name: str, is_said: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"text": "some words"}\n' * 99)
+    words = ["data=files", "seq_len=8", "global_batch=2", f"data.paths=[{tmp_path}/{name}]"]
+    assert (
+        any("as it is written, names and quotes included" in line for line in open_source(load_config(words)).lines)
+        is is_said
+    )
+
+
 @pytest.mark.parametrize(
     ("names", "read"),
     [

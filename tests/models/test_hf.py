@@ -12,8 +12,9 @@ from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models import build_model, check_output
 from elaswave_fx.models.hf_causal import check_causal
-from elaswave_fx.models.hf_config import refuse_other_classes, task_of
+from elaswave_fx.models.hf_config import refuse_other_classes, resolve, task_of
 from elaswave_fx.models.hf_loss import check_own_loss
+from elaswave_fx.models.sizes import DataSizes
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -187,6 +188,8 @@ def test_a_folder_names_its_task(task, tmp_path):
         (("lama", {}), "model.name=lama: is no model type of transformers; nearest valid: llama"),
         (("gpt2", {"dtype": "bfloat16"}), "model.config.dtype=bfloat16: has no effect, .*; precision=bf16 computes in"),
         (("gpt2", {"n_layr": 2}), "model.config.n_layr: is no option of gpt2; nearest valid: n_layer"),
+        (("gpt2", {**GPT2, "rope_theta": 5.0}), "model.config.rope_theta: is no option of gpt2"),
+        (("llama", {"partial_rotary_factor": 0.5}), "model.config.partial_rotary_factor: is no option of llama"),
         (("bert", {**SMALL, "is_decoder": False}, "causal_lm"), "is_decoder=False: every token would see .*=true"),
         (("gpt2", {"n_layer": "two"}), "model.config: does not suit gpt2.*n_layer"),
         (("gpt2", {"n_embd": 16, "n_head": 3}), "model.config: does not suit gpt2"),
@@ -204,6 +207,20 @@ def test_a_folder_names_its_task(task, tmp_path):
 def test_refusals(arguments, message):
     with pytest.raises(ConfigError, match=message):
         build(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "found"),
+    [
+        ("gpt_neox", "rotary_pct", 0.5, lambda config: config.rope_parameters["partial_rotary_factor"]),
+        ("gpt_neox", "rotary_emb_base", 500, lambda config: config.rope_parameters["rope_theta"]),
+        ("llama", "rope_theta", 10000.0, lambda config: config.rope_parameters["rope_theta"]),
+        ("deberta-v2", "position_buckets", 4, lambda config: config.position_buckets),
+    ],
+)
+def test_options_that_a_class_takes_without_declaring_them_are_taken(name, key, value, found):
+    sizes = DataSizes(vocab_size=VOCAB, seq_len=TOKENS)
+    assert found(resolve(name, {key: value}, task=None, sizes=sizes).config) == value
 
 
 def test_a_type_that_is_always_causal_may_say_that_it_is_no_decoder():
