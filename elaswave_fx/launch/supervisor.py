@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import UNSET
+
 from elaswave_fx._liveness import LivenessTable
 from elaswave_fx.launch.channel import ChannelClosed, Message
 from elaswave_fx.launch.clocks import put_clocks_back
@@ -26,13 +28,24 @@ from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.joiners import Joiners
 from elaswave_fx.launch.process import Child, end_children
 from elaswave_fx.launch.stop import Stop
-from elaswave_fx.observe.job_events import ClockRestored, Coordinator, Detected, Left, Started, Stopping
+from elaswave_fx.observe.job_events import (
+    Agreed,
+    ClockRestored,
+    Coordinator,
+    Detected,
+    JobEvent,
+    Left,
+    Over,
+    Planned,
+    Started,
+    Stopping,
+)
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.narrative import Narrator
 from elaswave_fx.observe.progress import StepProgress
-from elaswave_fx.observe.rank_events import FaultStrikes
+from elaswave_fx.observe.rank_events import CheckpointWritten, Drained, FaultStrikes, RankEvent
 from elaswave_fx.observe.recorder import Recorder
-from elaswave_fx.observe.run_event import RunEvent, fields_of
+from elaswave_fx.observe.run_event import Event, RunEvent, event_of
 from elaswave_fx.observe.run_log import RunLog
 from elaswave_fx.scheduling import answer_soon
 
@@ -86,7 +99,7 @@ class Supervisor:
         self._joiners = Joiners(spec.joiner, recorder.directory.log("joiners"))
         self._to_join = [fault for fault in spec.faults if fault.kind == "join"]
         self._heeded = 0  # So many stop requests were answered.
-        self._told: set[tuple[str, int]] = set()  # These events of the coordinator were told, by epoch.
+        self._reported: set[tuple[type[JobEvent], int]] = set()  # The coordinator reported these, by epoch.
         self._narrator = Narrator(log, self._members)
         self._selector = selectors.DefaultSelector()
 
@@ -96,7 +109,7 @@ class Supervisor:
         answer_soon()  # after the forks: ranks compute
         pids = ", ".join(f"rank {rank} pid {child.pid}" for rank, child in enumerate(self._children))
         self._log.debug(f"workers: {pids}")
-        self._recorder.write(Started(pids={str(rank): child.pid for rank, child in enumerate(self._children)}))
+        self._recorder.event(Started(pids={str(rank): child.pid for rank, child in enumerate(self._children)}))
         ranks = f"{len(self._children)} rank{'s' if len(self._children) != 1 else ''}"
         self._progress.phase(f"starting {ranks}; logs in {self._recorder.directory.path / 'logs'}")
         for rank, child in enumerate(self._children):
@@ -196,11 +209,7 @@ class Supervisor:
                 self._recorder.evaluation(fields["step"], fields["loss"], fields["count"])
                 self._log.info(f"step {fields['step']}: held-out loss {fields['loss']:.4f}")
             case "event":
-                self._on_event({"rank": rank, **fields})
-                if fields["event"] == "left":
-                    self._left.add(rank)
-                if fields["event"] == "checkpoint" and "failed" not in fields:
-                    self._coordination.saved(fields["step"], fields["epoch"])
+                self._on_rank_event(rank, *_received(RankEvent, {**fields, "rank": rank}))
             case "share":
                 self._recorder.ended(rank, fields["summary"])
             case "done":
@@ -218,27 +227,29 @@ class Supervisor:
         for fault in [fault for fault in self._to_join if fault.step <= step + 1]:
             self._to_join.remove(fault)
             if self._joiners.start():
-                strikes = FaultStrikes(step=fault.step, fault=fault.kind, phase=fault.phase)
-                self._happens(strikes, rank=fault.rank)
+                strikes = FaultStrikes(step=fault.step, fault=fault.kind, phase=fault.phase, rank=fault.rank)
+                self._on_event(strikes)
 
-    def _happens(self, event: RunEvent, **more: int) -> None:
-        """Write down what the launcher knows first."""
-        self._on_event({**fields_of(event), **more, "epoch": 0, "at_s": time.monotonic()})
+    def _on_rank_event(self, rank: int, event: RankEvent, epoch: int, at_s: float | None) -> None:
+        self._on_event(event, epoch, at_s)
+        match event:
+            case Drained():
+                self._left.add(rank)
+            case CheckpointWritten(failed=None):
+                self._coordination.saved(event.step, epoch)
 
-    def _on_event(self, fields: Mapping[str, Any]) -> None:
-        """Pass an event of a worker or the coordinator on to the file and the user."""
-        kind, epoch, at_s = fields["event"], fields["epoch"], fields["at_s"]
-        extra = {key: value for key, value in fields.items() if key not in ("event", "epoch", "at_s")}
-        recovery = self._recorder.event(kind, epoch, at_s, **extra)
-        if "rolled_back_to" in extra:
-            self._progress.rewind(extra["rolled_back_to"])
-        if kind == "agreed":
-            self._members = set(extra["members"])
-        self._narrator.event(kind, epoch, extra, recovery)
+    def _on_event(self, event: RunEvent, epoch: int = 0, at_s: float | None = None) -> None:
+        """Pass an event on to the file and the user. `at_s`: the monotonic time at which it happened; None: now."""
+        recovery = self._recorder.event(event, epoch, at_s)
+        if isinstance(event, Agreed):
+            self._members = set(event.members)
+            if event.rolled_back_to is not UNSET:
+                self._progress.rewind(event.rolled_back_to)
+        self._narrator.event(event, epoch, recovery)
 
-    def _on_told(self, rank: int, message: Message) -> None:
-        """What a rank that joined has to say of the job. Its process is none of ours: of its end the coordinator hears
-        as it does of that of a rank on another machine."""
+    def _on_report(self, rank: int, message: Message) -> None:
+        """Take a report of a rank that joined. Its process is none of ours: the coordinator notices its end
+        as it does that of a rank on another machine."""
         if message.kind in ("step", "eval", "event", "share"):
             self._on_message(rank, message)
 
@@ -309,7 +320,7 @@ class Supervisor:
     def _put_clocks_back(self, rank: int | None = None) -> None:
         """A worker that could not do so itself has left its clock as it had set it."""
         for line in put_clocks_back(self._recorder.directory.path, self._spec.power, rank):
-            self._recorder.write(ClockRestored(rank=rank, outcome="restored", why=line))
+            self._recorder.event(ClockRestored(rank=rank, outcome="restored", why=line))
             self._log.info(line)
 
     def _on_error(self, rank: int, failure: Failure) -> None:
@@ -324,7 +335,7 @@ class Supervisor:
         if not self._others_run(rank):
             return self._fail(rank, failure)
         self._lost[rank] = failure
-        self._happens(Left(rank=rank, cause=failure.reason))
+        self._on_event(Left(rank=rank, cause=failure.reason))
 
     def _take_back(self, rank: int, failure: Failure) -> None:
         """A rank that the others took for dead, and that lives, comes back: as a new one, in a new process."""
@@ -337,7 +348,7 @@ class Supervisor:
         self._failures.setdefault(rank, failure)
         if len(self._failures) == 1:
             self._failed_at = time.monotonic()
-        self._recorder.write(Detected(rank=rank, cause=failure.reason))
+        self._recorder.event(Detected(rank=rank, cause=failure.reason))
 
     # --- The coordinator ---
 
@@ -357,30 +368,31 @@ class Supervisor:
                 if message.fields["rank"] >= len(self._children):  # Of its own the launcher hears from themselves.
                     self._done.add(message.fields["rank"])
             elif message.kind == "told":
-                self._on_told(message.fields["rank"], Message(message.fields["what"], message.fields["fields"]))
-            elif message.kind == "event" and not self._is_ending and not self._has_been_told(message.fields):
-                self._on_event(message.fields)
-                self._follow(message.fields)
+                self._on_report(message.fields["rank"], Message(message.fields["what"], message.fields["fields"]))
+            elif message.kind == "event" and not self._is_ending:
+                event, epoch, at_s = _received(JobEvent, message.fields)
+                if not self._is_repeated(event, epoch):
+                    self._on_event(event, epoch, at_s)
+                    self._follow(event)
 
-    def _follow(self, fields: Mapping[str, Any]) -> None:
+    def _follow(self, event: JobEvent) -> None:
         """Whom the last epoch has ended for, and whether the job is over, as the coordinator says."""
-        match fields["event"]:
-            case "agreed":
+        match event:
+            case Agreed():
                 self._missed = set()
-            case "detected":
-                self._missed = set(fields["ranks"])
-            case "over":
+            case Detected(ranks=list(ranks)):
+                self._missed = set(ranks)
+            case Over():
                 self._over = True
-            case _:
-                return
 
-    def _has_been_told(self, fields: Mapping[str, Any]) -> bool:
-        """A coordinator that takes over tells of the epoch that it finds, since nobody else may have."""
-        what = fields["event"], fields["epoch"]
-        if what[0] not in ("agreed", "planned") or what not in self._told:
-            self._told.add(what)
-            return False
-        return True
+    def _is_repeated(self, event: JobEvent, epoch: int) -> bool:
+        """Whether it was received before: a coordinator that takes over reports the epoch that it finds, since the one
+        before may not have."""
+        what = type(event), epoch
+        if isinstance(event, Agreed | Planned) and what in self._reported:
+            return True
+        self._reported.add(what)
+        return False
 
     def _on_coordinator_exit(self) -> None:
         """Take note of its end, which stops nobody; another one takes over."""
@@ -390,7 +402,7 @@ class Supervisor:
             if child.channel in self._selector.get_map():
                 self._selector.unregister(child.channel)
         how = self._coordination.ended()
-        self._happens(Coordinator(cause=how))
+        self._on_event(Coordinator(cause=how))
 
     # --- The clock ---
 
@@ -442,7 +454,7 @@ class Supervisor:
     def _on_stop_request(self) -> None:
         if self._heeded == 1 and not self._failures:
             self._log.info("stopping after the current step; once more ends the workers at once")
-            self._recorder.write(Stopping(steps=self._recorder.steps))
+            self._recorder.event(Stopping(steps=self._recorder.steps))
             # The wish travels with the ranks' votes: all stop after the same step.
             for rank in range(self._spec.ranks):
                 self._tell(rank, "halt")
@@ -461,3 +473,9 @@ class Supervisor:
             self._children[rank].channel.send(kind, **fields)
         except ChannelClosed:
             return
+
+
+def _received(base: type[Event], fields: Mapping[str, Any]) -> tuple[Event, int, float | None]:
+    """The event of a message, its epoch, and the monotonic time at which it happened."""
+    event = {key: value for key, value in fields.items() if key not in ("epoch", "at_s")}
+    return event_of(base, event), fields["epoch"], fields["at_s"]

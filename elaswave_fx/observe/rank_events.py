@@ -20,8 +20,11 @@ Words = Annotated[str, msgspec.Meta(max_length=1 << 14)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class RankEvent(RunEvent, frozen=True):
+class RankEvent(RunEvent, frozen=True, kw_only=True):
     """Base of those that ranks report."""
+
+    rank: int | msgspec.UnsetType = msgspec.UNSET
+    """The rank that reports it; set by whoever receives the report."""
 
 
 class Joined(RankEvent, frozen=True, tag="joined"):
@@ -30,7 +33,7 @@ class Joined(RankEvent, frozen=True, tag="joined"):
     step: Step
 
 
-class Left(RankEvent, frozen=True, tag="left"):
+class Drained(RankEvent, frozen=True, tag="left"):
     """With `asked`, the rank was drained."""
 
     step: Step
@@ -159,7 +162,7 @@ class Predicted(RankEvent, frozen=True, tag="predicted"):
 
 
 OF_ANY_RANK: tuple[type[RankEvent], ...] = (
-    Joined, Left, Edited, Transferred, Resumed, CaughtUp, CopyDiffered, UpdateSkipped, GaveUp, CheckpointWritten,
+    Joined, Drained, Edited, Transferred, Resumed, CaughtUp, CopyDiffered, UpdateSkipped, GaveUp, CheckpointWritten,
     ClockSet, ModelElsewhere, Predicted,
 )  # fmt: skip
 """What a rank that no launcher started may say, too."""

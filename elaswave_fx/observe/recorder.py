@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.observe.job_events import Finished, Planned
+from elaswave_fx.observe.job_events import Agreed, Finished, Planned
 from elaswave_fx.observe.metrics import Coverage, StepBook, StepLine, StepReport, Summary
-from elaswave_fx.observe.rank_events import Resumed
+from elaswave_fx.observe.rank_events import Drained, FaultStrikes, GaveUp, Resumed
 from elaswave_fx.observe.recoveries import Recoveries
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.observe.run_event import RunEvent, fields_of
@@ -78,35 +78,32 @@ class Recorder:
         """Write the first plan; steps can be recorded from here on."""
         self.directory.plan(0, plan)
         self._expect(units, samples)
-        self.write(Planned(units=units, samples=samples, world_size=world))
+        self.event(Planned(units=units, samples=samples, world_size=world))
         if self._first_step:
-            self.write(Resumed(step=self._first_step))
+            self.event(Resumed(step=self._first_step))
 
     def _expect(self, units: int, samples: int) -> None:
         self.plane = (units, samples)
         self._book = StepBook(units, samples, self._first_step)
 
-    def write(self, event: RunEvent) -> None:
-        """Write an event of the launcher's own that happens now."""
-        fields = fields_of(event)
-        self.event(fields.pop("event"), **fields)
-
-    def event(self, kind: str, epoch: int = 0, at_s: float | None = None, **fields: Any) -> Mapping[str, Any] | None:
+    def event(self, event: RunEvent, epoch: int = 0, at_s: float | None = None) -> Mapping[str, Any] | None:
         """Write a line of `events.jsonl`, stamped with the time since the launcher began. `at_s` is the monotonic
-        moment at which it happened, if another process tells of it. Return the recovery that has ended with it, or of
-        which more is known now."""
+        moment at which it happened, if another process reports it; None: now. Return the recovery that has ended with
+        it, or of which more is known now."""
         at_s = self._clock() if at_s is None else at_s
-        self.directory.event(1e3 * (at_s - self.began_s), kind, epoch, **fields)
-        recovery = self._recoveries.event(kind, epoch, at_s, fields)
+        fields = fields_of(event)
+        self.directory.event(1e3 * (at_s - self.began_s), fields.pop("event"), epoch, **fields)
+        recovery = self._recoveries.event(event, epoch, at_s)
         self._recovery(recovery)
-        if kind == "fault":
-            self.faults.add((fields["rank"], fields["fault"]))
-        if kind == "left" and fields.get("asked"):
-            self._left.append(_left_of(fields))
-        if kind == "gave_up":
-            self.gave_up = fields["reason"]
-        if kind == "agreed" and "rolled_back_to" in fields:
-            self._rewind(fields["rolled_back_to"])
+        match event:
+            case FaultStrikes(rank=int(rank), fault=fault):
+                self.faults.add((rank, fault))
+            case Drained():
+                self._left.append(_left_of(fields))
+            case GaveUp(reason=reason):
+                self.gave_up = reason
+            case Agreed(rolled_back_to=int(step)):
+                self._rewind(step)
         return recovery
 
     def _recovery(self, entry: Mapping[str, Any] | None) -> None:
@@ -168,7 +165,7 @@ class Recorder:
             extra.update(self._ends[rank])
         covered = self._covered()
         self._recovery(self._recoveries.unfinished())
-        self.write(Finished(outcome=outcome, steps=self.steps))
+        self.event(Finished(outcome=outcome, steps=self.steps))
         self.directory.summary(
             Summary(
                 steps=self.steps,

@@ -3,7 +3,7 @@
 In: events as they come, with the sender's time, and the durations of steps. Out: `recovery` events, which are the
 `recoveries` of `summary.json`.
 
-    fault, detected, stopped, agreed, planned, edited{ms}, transferred{ms, bytes}, resumed{step}
+    FaultStrikes, Detected, Stopped, Agreed, Planned, Edited(ms), Transferred(ms, bytes), Resumed(step)
         ->  {"cause": "kill in step 12, phase backward", "rank": 2, "step": 12, "detect_ms": 0.8, …, "mttr_ms": 31.0}
 
 A loss while another one is being recovered from belongs to the same entry: it ends when a step is committed again. How
@@ -18,9 +18,15 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from msgspec import UNSET
+
+from elaswave_fx.observe.job_events import Agreed, Detected, Left, Planned, Started, Stopped
+from elaswave_fx.observe.rank_events import Edited, FaultStrikes, Resumed, Transferred
+from elaswave_fx.observe.run_event import RunEvent
 
 _SEEN, _ENDED, _STRUCK = 1, 2, 3
 """Who tells of a loss, those who know more having the larger numbers: the others, the process's end, the fault."""
@@ -29,18 +35,22 @@ NORMAL_STEPS = 10
 """The median of this many steps before a loss says how long a normal one takes."""
 
 
-_PARTS = ("stopped", "agreed", "planned", "edited", "transferred", "resumed")
 _NO_LOSSES = ("slow", "leave", "join")
 _MOST_EARLY = 64
 """Parts, and times of steps, that are kept because a loss may be read after what followed it."""
 
 
+Kind = TypeVar("Kind", bound=RunEvent, covariant=True)
+
+
 @dataclass(frozen=True)
-class _Part:
-    kind: str
+class _Part(Generic[Kind]):
+    event: Kind
     epoch: int
     at_s: float
-    fields: Mapping[str, Any]
+
+
+_Sign = _Part[FaultStrikes | Left | Detected]
 
 
 @dataclass
@@ -119,19 +129,20 @@ class Recoveries:
         if alive_at_s is not None:
             self._alive_s.append(alive_at_s)
 
-    def event(self, kind: str, epoch: int, at_s: float, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    def event(self, event: RunEvent, epoch: int, at_s: float) -> dict[str, Any] | None:
         """Take one event, and return the recovery that ends with it; those that have nothing to do with recovery are
         passed over."""
-        if kind == "started":
-            self._alive_s.append(at_s)
-        elif kind == "left" and fields["rank"] in self._unexplained:
-            return self._explain(fields["rank"], fields["cause"])
-        elif (kind == "fault" and _may_cost_nothing(fields)) or (kind == "left" and fields.get("asked")):
-            return None
-        elif kind in ("fault", "left", "detected"):
-            return self._take_sign(_Part(kind, epoch, at_s, fields))
-        elif kind in _PARTS:
-            return self._take_part(_Part(kind, epoch, at_s, fields))
+        match event:
+            case Started():
+                self._alive_s.append(at_s)
+            case Left(rank=rank) if rank in self._unexplained:
+                return self._explain(rank, event.cause)
+            case FaultStrikes() if event.fault in _NO_LOSSES or event.seconds is not None:
+                return None  # A cut with an end is a loss only if the others take it for one.
+            case FaultStrikes() | Left() | Detected():
+                return self._take_sign(_Part(event, epoch, at_s))
+            case Stopped() | Agreed() | Planned() | Edited() | Transferred() | Resumed():
+                return self._take_part(_Part(event, epoch, at_s))
         return None
 
     def _take_part(self, part: _Part) -> dict[str, Any] | None:
@@ -139,7 +150,7 @@ class Recoveries:
         commit after it; the entry is told again then."""
         if self._open is not None:
             return self._take(self._open, part)
-        if self._last is not None and part.kind != "resumed" and part.at_s <= self._last[1]:
+        if self._last is not None and not isinstance(part.event, Resumed) and part.at_s <= self._last[1]:
             now, resumed_s = self._last
             self._on_part(now, part)
             self._closed[-1] = _entry(now, resumed_s)
@@ -147,13 +158,13 @@ class Recoveries:
         self._early.append(part)
         return None
 
-    def _take_sign(self, sign: _Part) -> dict[str, Any] | None:
+    def _take_sign(self, sign: _Sign) -> dict[str, Any] | None:
         """Take a sign of a loss. One of ranks without which the others have gone on already is none of another loss:
         the entry is told again with the cause that it knows, unless the rank has ended because it was left out."""
         ranks = _ranks_of(sign)
         if self._last is not None and ranks and self._settled.issuperset(ranks):
             now, resumed_s = self._last
-            if sign.kind == "left" or not set(ranks).issubset(now.ranks):
+            if isinstance(sign.event, Left) or not set(ranks).issubset(now.ranks):
                 return None
             for rank in ranks:
                 now.lost(rank, *_told(sign))
@@ -182,30 +193,30 @@ class Recoveries:
     def _take(self, now: _Open, part: _Part) -> dict[str, Any] | None:
         if part.epoch <= now.lost_in:
             return None  # It belongs to the start of the epoch in which the rank was lost, and was read late.
-        if part.kind == "resumed":
+        if isinstance(part.event, Resumed):
             return self._close(now, part)
         self._on_part(now, part)
         return None
 
     def _on_part(self, now: _Open, part: _Part) -> None:
-        kind, fields = part.kind, part.fields
-        if kind == "stopped":
-            now.stopped_s = part.at_s
-        elif kind == "agreed":
-            now.epoch, now.agreed_s = part.epoch, part.at_s
-            now.settle(fields["members"], fields["lost"])
-            now.step = fields["step"] if now.step is None else now.step
-            now.fields["members"] = len(fields["members"])
-            if fields["steps_redone"] is not None:
-                self._add(now, steps_redone=fields["steps_redone"])
-            if "rolled_back_to" in fields:
-                now.fields["rolled_back_to"] = fields["rolled_back_to"]
-        elif kind == "planned" and "plan_ms" in fields:
-            self._add(now, plan_ms=fields["plan_ms"])
-        elif kind == "edited":
-            self._add(now, edit_ms=fields["ms"])
-        elif kind == "transferred":
-            self._add(now, transfer_ms=fields["ms"], bytes_moved=fields["bytes"])
+        match part.event:
+            case Stopped():
+                now.stopped_s = part.at_s
+            case Agreed() as agreed:
+                now.epoch, now.agreed_s = part.epoch, part.at_s
+                now.settle(agreed.members, agreed.lost)
+                now.step = agreed.step if now.step is None else now.step
+                now.fields["members"] = len(agreed.members)
+                if agreed.steps_redone is not None:
+                    self._add(now, steps_redone=agreed.steps_redone)
+                if agreed.rolled_back_to is not UNSET:
+                    now.fields["rolled_back_to"] = agreed.rolled_back_to
+            case Planned(plan_ms=float(plan_ms)):
+                self._add(now, plan_ms=plan_ms)
+            case Edited(ms=ms):
+                self._add(now, edit_ms=ms)
+            case Transferred() as moved:
+                self._add(now, transfer_ms=moved.ms, bytes_moved=moved.bytes)
 
     def _close(self, now: _Open, part: _Part) -> dict[str, Any]:
         self._settled.update(now.ranks)
@@ -237,40 +248,39 @@ class Recoveries:
         return _entry(self._open, None) if self._open is not None else None
 
 
-def _ranks_of(sign: _Part) -> list[int]:
-    named = sign.fields.get("ranks") or [sign.fields.get("rank")]
-    return [rank for rank in named if rank is not None]
+def _ranks_of(sign: _Sign) -> list[int]:
+    named = sign.event.ranks if isinstance(sign.event, Detected) else UNSET
+    return list(named or [rank for rank in (sign.event.rank,) if isinstance(rank, int)])
 
 
-def _told(sign: _Part) -> tuple[str, int]:
-    """Return the cause that a sign tells of, and how well whoever tells knows it."""
-    fields = sign.fields
-    if sign.kind == "fault":
-        return f"{fields['fault']} in step {fields['step']}, phase {fields['phase']}", _STRUCK
-    return fields["cause"], _ENDED if sign.kind == "left" else _SEEN
+def _told(sign: _Sign) -> tuple[str, int]:
+    """Return the cause that a sign reports, and how well its reporter knows it."""
+    match sign.event:
+        case FaultStrikes() as fault:
+            return f"{fault.fault} in step {fault.step}, phase {fault.phase}", _STRUCK
+        case Left(cause=cause):
+            return cause, _ENDED
+        case Detected(cause=cause):
+            return cause, _SEEN
 
 
-def _add_sign(now: _Open, sign: _Part) -> None:
-    fields, ranks = sign.fields, _ranks_of(sign)
+def _add_sign(now: _Open, sign: _Sign) -> None:
+    ranks = _ranks_of(sign)
     for rank in ranks:
         now.lost(rank, *_told(sign))
-    if sign.kind != "left":  # The launcher, which sees processes end, knows of no epochs.
+    if not isinstance(sign.event, Left):  # The launcher, which sees processes end, knows of no epochs.
         now.lost_in = max(now.lost_in, sign.epoch)
-    if sign.kind == "fault":
-        now.faults_s.setdefault(fields["rank"], sign.at_s)
-        now.step = fields["step"] if now.step is None else now.step
-    elif sign.kind == "detected":
-        now.detected_s = sign.at_s if now.detected_s is None else now.detected_s
-        now.exited.update(fields.get("ranks", ()) if fields.get("exited") else ())
-        if fields.get("silent_ms") is not None:
-            sign_s = sign.at_s - fields["silent_ms"] / 1e3
-            for rank in ranks:
-                now.signs_s[rank] = max(sign_s, now.alive_s or sign_s, now.signs_s.get(rank, sign_s))
-
-
-def _may_cost_nothing(fault: Mapping[str, Any]) -> bool:
-    """Whether what is told of it is no loss; a cut with an end is one only if the others take it for one."""
-    return fault["fault"] in _NO_LOSSES or "seconds" in fault
+    match sign.event:
+        case FaultStrikes(rank=int(rank), step=step):
+            now.faults_s.setdefault(rank, sign.at_s)
+            now.step = step if now.step is None else now.step
+        case Detected() as detected:
+            now.detected_s = sign.at_s if now.detected_s is None else now.detected_s
+            now.exited.update(ranks if detected.exited is True else ())
+            if isinstance(detected.silent_ms, (int, float)):
+                sign_s = sign.at_s - detected.silent_ms / 1e3
+                for rank in ranks:
+                    now.signs_s[rank] = max(sign_s, now.alive_s or sign_s, now.signs_s.get(rank, sign_s))
 
 
 def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:

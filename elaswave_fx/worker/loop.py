@@ -33,9 +33,9 @@ from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.rank_events import (
     CaughtUp,
     CopyDiffered,
+    Drained,
     FaultStrikes,
     GaveUp,
-    Left,
     ModelElsewhere,
     Resumed,
     UpdateSkipped,
@@ -425,7 +425,7 @@ class Training:
         """The others have gone on, and miss nothing."""
         worker = self._worker
         last = worker.at.committed.version - 1
-        worker.context.report_event(Left(step=last, cause=cause, asked=True), worker.plan.epoch)
+        worker.context.report_event(Drained(step=last, cause=cause, asked=True), worker.plan.epoch)
         if worker.feed is not None:
             worker.feed.close()
         worker.agent.close(finished=False)

@@ -51,8 +51,10 @@ from elaswave_fx.launch.channel import Channel
 from elaswave_fx.launch.channel import Message as ChannelMessage
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.narrative import describe
+from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
+from elaswave_fx.observe.run_event import event_of
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.member_infos import info_of
@@ -318,9 +320,10 @@ def take(recorder: Recorder, message: ChannelMessage) -> None:
         recorder.ended(3, fields["summary"])
         recorder.finish("completed", None)
     else:
-        extra = {key: value for key, value in fields.items() if key not in ("event", "epoch", "at_s")}
-        recorder.event(fields["event"], fields["epoch"], fields["at_s"], rank=3, **extra)
-        assert isinstance(describe(fields["event"], fields["epoch"], {"rank": 3, **extra}), str)
+        event = {key: value for key, value in fields.items() if key not in ("epoch", "at_s")}
+        received = event_of(RankEvent, {**event, "rank": 3})
+        recorder.event(received, fields["epoch"], fields["at_s"])
+        assert isinstance(describe(received, fields["epoch"]), str)
 
 
 # --- On the wire

@@ -13,7 +13,6 @@ from elaswave_fx.control.protocol.decide import Resumption
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.observe.job_events import Recovery
 from elaswave_fx.observe.recoveries import Recoveries
-from elaswave_fx.observe.run_event import fields_of
 from tools.docs.__main__ import PAGES, main, stale
 from tools.docs.comments import read_keys
 from tools.docs.keys import CONF
@@ -74,8 +73,7 @@ def test_a_recovery_has_the_fields_of_its_type() -> None:
     for event in OF_THE_COORDINATOR:
         found = job_event(event, 15.0)
         assert found is not None
-        fields = fields_of(found)
-        recoveries.event(fields.pop("event"), event.epoch, 15.0, fields)
+        recoveries.event(found, event.epoch, 15.0)
     (entry,) = recoveries.entries()
     assert entry["rolled_back_to"] == 60
     fields = {key: value for key, value in entry.items() if key != "epoch"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from elaswave_fx.observe.job_events import Agreed
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.recorder import Recorder
 
@@ -52,7 +53,7 @@ def test_a_run_has_learned_when_one_of_its_steps_has(tmp_path: Path) -> None:
     step(5, None)
     step(6, "the gradient is not finite")
     assert recorder.learned_nothing is None
-    recorder.event("agreed", 1, rolled_back_to=3)
+    recorder.event(Agreed(members=[0], lost=[], step=3, steps_redone=None, how=None, why="", rolled_back_to=3), 1)
     step(3, "the gradient is not finite")
     assert recorder.learned_nothing is not None, "what it had learned is undone"
     recorder.finish("failed", None)

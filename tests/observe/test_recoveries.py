@@ -6,6 +6,7 @@ from typing import Any
 
 from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.recoveries import Recoveries
+from tests.observe.events import event as made
 
 AGREED = {
     "members": [0, 1, 3],
@@ -21,7 +22,7 @@ PLANNED = {"reason": "rows of two", "plan_ms": 4.5, "lines": ["rank 1 gains unit
 def tell(book: Recoveries, *events: tuple[str, float, dict[str, Any]], epoch: int = 1) -> None:
     """`epoch`: the one that begins. Who was lost was lost in the one before."""
     for kind, at_s, fields in events:
-        book.event(kind, epoch - 1 if kind in ("fault", "detected") else epoch, at_s, fields)
+        book.event(made(kind, **fields), epoch - 1 if kind in ("fault", "detected") else epoch, at_s)
 
 
 def after_steps(*ms: float) -> Recoveries:
@@ -43,7 +44,7 @@ def test_a_fault_from_its_signal_to_the_next_commit() -> None:
         ("agreed", 10.02, AGREED),
         ("planned", 10.02, PLANNED),
         ("edited", 10.03, {"ms": 3.0}),
-        ("transferred", 10.03, {"ms": 6.0, "bytes": 4096}),
+        ("transferred", 10.03, {"ms": 6.0, "bytes": 4096, "bytes_behind": 0}),
     )
     book.step(300.0)
     tell(book, ("resumed", 10.1, {"step": 12}))
@@ -63,7 +64,7 @@ def test_a_cut_that_ends_is_a_loss_only_if_the_others_take_it_for_one() -> None:
     tell(book, ("fault", 10.0, for_a_while))
     book.step(300.0)
     assert not book.entries()
-    assert describe("fault", 0, for_a_while) == "injected fault: cut of rank 2 in step 12, phase any, for 0.5 s"
+    assert describe(made("fault", **for_a_while), 0) == "injected fault: cut of rank 2 in step 12, phase any, for 0.5 s"
     tell(book, ("fault", 11.0, cut))
     assert [entry["ranks"] for entry in book.entries()] == [[2]]
 
@@ -165,13 +166,17 @@ def test_a_planned_epoch_is_no_recovery() -> None:
 
 
 def test_events_in_words() -> None:
-    assert describe("agreed", 5, AGREED) == ("epoch 5: ranks 0, 1, 3 resume at step 12, 1 step replayed")
-    assert "ROLLED BACK to step 3" in describe("agreed", 5, {**AGREED, "rolled_back_to": 3})
-    assert describe("agreed", 5, {**AGREED, "steps_redone": None}) == "epoch 5: ranks 0, 1, 3 resume at step 12"
-    assert describe("planned", 5, PLANNED) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
-    assert describe("skipped_update", 0, {"rank": 0, "step": 3}) == "rank 0: skipped update: step 3"
+    assert describe(made("agreed", **AGREED), 5) == ("epoch 5: ranks 0, 1, 3 resume at step 12, 1 step replayed")
+    assert "ROLLED BACK to step 3" in describe(made("agreed", **AGREED, rolled_back_to=3), 5)
+    assert describe(made("agreed", **{**AGREED, "steps_redone": None}), 5) == "epoch 5: ranks 0, 1, 3 resume at step 12"
+    assert describe(made("planned", **PLANNED), 5) == "epoch 5: planned in 4.5 ms: rows of two\n    rank 1 gains units"
     assert (
-        describe("detected", 0, {"ranks": [], "cause": "a copy differs"}) == "epoch 0: failure detected: a copy differs"
+        describe(made("skipped_update", rank=0, step=3, grad_norm=0.5), 0)
+        == "rank 0: skipped update: step 3, grad_norm 0.5"
+    )
+    assert (
+        describe(made("detected", rank=None, ranks=[], cause="a copy differs"), 0)
+        == "epoch 0: failure detected: a copy differs"
     )
 
 
@@ -192,12 +197,12 @@ def test_how_a_process_ended_may_be_known_after_the_run_has_gone_on() -> None:
     book = after_steps(20.0)
     exited = {"rank": 2, "ranks": [2], "cause": "rank 2 exited", "silent_ms": 1.0, "exited": True}
     tell(book, ("detected", 10.0, exited), ("agreed", 10.01, AGREED))
-    first = book.event("resumed", 1, 10.02, {"step": 12})
+    first = book.event(made("resumed", step=12), 1, 10.02)
     assert first is not None and first["cause"] == "rank 2 exited"
-    again = book.event("left", 1, 10.03, {"rank": 2, "cause": "rank 2: killed by SIGKILL"})
+    again = book.event(made("left", rank=2, cause="rank 2: killed by SIGKILL"), 1, 10.03)
     assert again == {**first, "cause": "rank 2: killed by SIGKILL"}
     assert book.entries() == (again,) == Recoveries([first, again]).entries()
-    assert book.event("left", 1, 10.04, {"rank": 2, "cause": "again"}) is None
+    assert book.event(made("left", rank=2, cause="again"), 1, 10.04) is None
 
 
 def test_what_ranks_did_may_be_read_before_the_loss() -> None:
@@ -210,7 +215,7 @@ def test_what_ranks_did_may_be_read_before_the_loss() -> None:
     ]
     of_a_rank = [
         ("edited", 10.03, {"ms": 3.0}),
-        ("transferred", 10.03, {"ms": 6.0, "bytes": 4096}),
+        ("transferred", 10.03, {"ms": 6.0, "bytes": 4096, "bytes_behind": 0}),
         ("resumed", 10.1, {"step": 12}),
     ]
     entries = []
@@ -241,9 +246,9 @@ def test_a_loss_may_be_read_after_the_steps_that_followed_it() -> None:
 def test_a_fault_that_is_read_after_the_others_have_gone_on_is_the_cause_of_that_recovery() -> None:
     book = after_steps(20.0)
     tell(book, ("detected", 10.0, {"rank": 2, "ranks": [2], "cause": "rank 2 is silent"}), ("agreed", 10.01, AGREED))
-    first = book.event("resumed", 1, 10.02, {"step": 12})
+    first = book.event(made("resumed", step=12), 1, 10.02)
     fault = {"rank": 2, "step": 12, "fault": "stop", "phase": "reduce"}
-    again = book.event("fault", 0, 10.03, fault)
+    again = book.event(made("fault", **fault), 0, 10.03)
     assert first is not None and again == {**first, "cause": "stop in step 12, phase reduce"}
     assert book.entries() == (again,) == Recoveries([first, again]).entries()
 

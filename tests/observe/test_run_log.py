@@ -12,6 +12,7 @@ from rich.console import Console
 from elaswave_fx.observe.narrative import Narrator
 from elaswave_fx.observe.recoveries import Recoveries
 from elaswave_fx.observe.run_log import RunLog
+from tests.observe.events import event
 
 AGREED = {
     "members": [0, 1, 3], "lost": [2], "step": 60, "steps_redone": 1, "how": "rolled forward",
@@ -30,7 +31,8 @@ class Recorded:
 
     def __call__(self, kind: str, epoch: int = 0, **fields: Any) -> None:
         self._now += 0.01
-        self._narrator.event(kind, epoch, fields, self._recoveries.event(kind, epoch, self._now, fields))
+        made = event(kind, **fields)
+        self._narrator.event(made, epoch, self._recoveries.event(made, epoch, self._now))
 
     @property
     def lines(self) -> list[str]:
@@ -43,7 +45,7 @@ class Recorded:
     def resume(self) -> None:
         self("planned", 1, reason="lost rank 2; 3 x 1 lanes", plan_ms=0.2, lines=["rank 0 computes units 0-9"])
         self("edited", 1, ms=4.0)
-        self("transferred", 1, ms=8.0, bytes=100)
+        self("transferred", 1, ms=8.0, bytes=100, bytes_behind=0)
         self("resumed", 1, step=60)
 
 
