@@ -31,7 +31,7 @@ class AssignFrequency:
     clocked: float = 1.0
 
     def apply(self, plan: Plan) -> Plan:
-        """A checked plan. Raises ConfigError for operating points that are none, and a cap that is too low."""
+        """A checked plan. Raise ConfigError for invalid operating points, and for a cap that is too low."""
         try:
             power = Power(self.points, self.cap_w, self.idle_w, self.clocked)
             found = with_cuts_and_clocks(plan, power)

@@ -22,7 +22,7 @@ _KERNELS: dict[str, tuple[Any, int]] = {
     "aten.gelu": (torch.ops.elaswave.gelu_tanh.default, 1),
     "aten.gelu_backward": (torch.ops.elaswave.gelu_tanh_backward.default, 2),
 }
-"""Operator with an argument `approximate` -> ours for "tanh", and how many tensors it reads."""
+"""Operator with an argument `approximate` -> our kernel for "tanh", and its number of tensor inputs."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ChooseKernels:
 
 
 def with_own_kernels(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a functional graph that calls them."""
+    """A copy of a functional graph that calls our kernels."""
     module = copy_graph(module)
     graph = module.graph
     for node in list(calls(graph)):

@@ -69,7 +69,7 @@ class FoldBuffers:
 
 @dataclass(frozen=True)
 class _Update:
-    """The values that a granule yields, and the fold that takes them; why it does not split, if it does not."""
+    """The values that a granule yields, and the fold that takes them; or why the update does not split."""
 
     values: list[fx.Node]
     fold: Fold
@@ -98,7 +98,7 @@ def _overwrite(buffer: str, new: fx.Node, per_step: bool = False) -> _Update:
 
 
 def _reason_not_to_split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> str:
-    """Why an update cannot be made of its old value and what a granule yields; empty if it can."""
+    """Why an update does not split into its old value and a granule's values; empty if it does."""
     inside = _dependents(old)
     needed = {new} | _ancestors(new)
     for node in old.graph.nodes:
@@ -113,7 +113,7 @@ def _reason_not_to_split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[f
 
 
 def _split(buffer: str, old: fx.Node, new: fx.Node) -> _Update:
-    """What depends on the old value becomes the fold; what that reads besides are the values."""
+    """Split into the fold, which depends on the old value, and its other inputs, the values."""
     inside = _dependents(old)
     body = [node for node in old.graph.nodes if node in inside and node is not old]
     frontier = _frontier(inside, old)
@@ -121,13 +121,13 @@ def _split(buffer: str, old: fx.Node, new: fx.Node) -> _Update:
 
 
 def _frontier(inside: set[fx.Node], old: fx.Node) -> list[fx.Node]:
-    """What nodes that depend on the old value read besides, in graph order."""
+    """Other inputs of the nodes that depend on the old value, in graph order."""
     body = [node for node in old.graph.nodes if node in inside and node is not old]
     return list(dict.fromkeys(source for node in body for source in node.all_input_nodes if source not in inside))
 
 
 def _of_samples(graph: fx.Graph) -> set[fx.Node]:
-    """All that depends on a sample, on a draw for a sample, or on the number of samples."""
+    """Nodes that depend on a sample, on a draw for a sample, or on the number of samples."""
     found: set[fx.Node] = set()
     for node in placeholders(graph):
         if source_of(node).role in (Role.INPUT, Role.KEYS):

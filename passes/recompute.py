@@ -126,7 +126,7 @@ def _keep(node: fx.Node, policy: Policy) -> bool:
     if policy == "full" or isinstance(value, (tuple, list)):
         return False
     if not isinstance(value, torch.Tensor):
-        return True  # a size takes no memory worth counting
+        return True  # a size takes negligible memory
     maker = node.args[0] if is_getitem(node) else node
     assert isinstance(maker, fx.Node)
     if is_aten(maker, *DRAWS, *VIEWS):

@@ -243,7 +243,7 @@ def _export_message(model: nn.Module, error: Exception) -> str:
 
 
 def failing_line(error: Exception) -> str:
-    """" in MODULE.METHOD, line N (its text)": the innermost line of a running module, of torch's own modules only if
+    """ " in MODULE.METHOD, line N (its text)": the innermost line of a running module, of torch's own modules only if
     there is no other; empty if none was running."""
     frames = []
     for module, code, line in _running(error):

@@ -48,7 +48,7 @@ class Computation:
         return "\n".join(f"{name} {digest}" for name, digest in sorted(self.results.items()))
 
     def first_difference(self, other: Computation) -> str:
-        """" in CLASS.METHOD, line N": place of a call of `other` that this computation lacks."""
+        """ " in CLASS.METHOD, line N": place of a call of `other` that this computation lacks."""
         return next((place for digest, place in other.calls.items() if digest not in self.calls and place), "")
 
 
@@ -245,7 +245,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _place() -> str:
-    """" in CLASS.METHOD, line N" of the innermost running method of a module."""
+    """ " in CLASS.METHOD, line N" of the innermost running method of a module."""
     for frame in _frames():
         owner = frame.f_locals.get("self") if frame.f_code.co_name not in ("_call_impl", "_wrapped_call_impl") else None
         if isinstance(owner, nn.Module):

@@ -241,7 +241,7 @@ def module_of(node: fx.Node) -> str:
 
 
 def named_operator(message: str, graph: fx.Graph) -> str:
-    """" at OPERATOR in MODULE" for the first operator of a graph that an error's message names; else empty."""
+    """ " at OPERATOR in MODULE" for the first operator of a graph that an error's message names; else empty."""
     for node in calls(graph):
         if isinstance(node.target, torch._ops.OpOverload) and str(node.target).rsplit(".", 1)[0] in message:
             return f" at {node.target} in {module_of(node)}"

@@ -265,7 +265,7 @@ def _draws(slot: Slot, _: list[Any]) -> bool:
 
 
 def _place(slot: Slot, functions: list[FunctionType]) -> str:
-    """" in Net.forward, line 12 of net.py (self.calls += 1)": where code changes a slot, or names it; else empty."""
+    """ " in Net.forward, line 12 of net.py (self.calls += 1)": where code changes a slot, or names it; else empty."""
     owner = slot.container.home.owner
     if isinstance(owner, nn.Module):
         own = {kind.__module__ for kind in type(owner).__mro__}
