@@ -109,7 +109,7 @@ def _agrees(call: Call, factor: float, tangent: float) -> bool:
         try:
             ours = _gradients(call, factor, tangent, dtype, by_forward=True)
             theirs = _gradients(call, factor, tangent, dtype, by_forward=False)
-        except Exception:  # a Function may refuse such numbers, or their dtype, in any way
+        except Exception:  # noqa: BLE001 - a Function may refuse such numbers, or their dtype, in any way
             continue
         rounds = dtype is None
         return all(_is_close(a, b, rounds) for a, b in zip(ours, theirs, strict=True))

@@ -75,7 +75,7 @@ class _Trial:
     def run(self) -> None:
         try:
             base = self._record()
-        except Exception:  # the user's code, or an operator that cannot be recorded
+        except Exception:  # noqa: BLE001 - the user's code, or an operator that cannot be recorded
             self._refuse_changes()
             return
         self.most = allowance(base)
