@@ -1,6 +1,6 @@
-"""assign_stages: ask the planner who computes what, and attach the answer; the program itself stays as it is.
+"""assign_stages: let the planner assign work to ranks, and attach the plan; the program does not change.
 
-It works on the artifact, so that nobody traces again when ranks come and go:
+It works on the artifact, so that membership changes need no new trace:
 
     AssignStages(PlanOptions(global_batch=16), dp=2, pp=2).apply(artifact, topology, state_tensors=2)  ->  Plan
 """

@@ -1,9 +1,9 @@
-"""choose_kernels: in joint graphs, calls for which the native library has a faster kernel become calls of that.
+"""choose_kernels: in joint graphs, replace calls for which the native library has a faster kernel.
 
     gelu(x, approximate="tanh")                   =>    elaswave.gelu_tanh(x)
     gelu_backward(dy, x, approximate="tanh")      =>    elaswave.gelu_tanh_backward(dy, x)
 
-fp32 on the CPU alone: at width 64 torch's GELU was a tenth of the time of a transformer block, mostly in tanh.
+Only fp32 on the CPU: at width 64 torch's GELU was a tenth of the time of a transformer block, mostly in tanh.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KERNELS: dict[str, tuple[Any, int]] = {
 
 @dataclass(frozen=True)
 class ChooseKernels:
-    """Call own kernels where they are faster; results agree to rounding."""
+    """Call native kernels where they are faster; results agree to rounding."""
 
     name: ClassVar[str] = "choose_kernels"
 

@@ -1,7 +1,7 @@
-"""cut_units: every unit becomes a graph of its own, closed over what it can make for itself.
+"""cut_units: make every unit a separate graph, closed over the values that it can recompute.
 
-What no sample touches is computed once per rank and read as a constant; what only inputs or only parameters touch
-is made again in each unit that reads it. So nothing but true activations crosses a border, always contiguous.
+Values that depend on no sample are computed once per rank and read as constants. Values of only inputs or only
+parameters are recomputed in each unit that reads them. So only true activations cross a border, always contiguous.
 
     unit 3 of a GPT: (value h2, params, keys) -> (value h3)
     unit 9, the head: (value h8, params, input labels) -> (loss, count)
@@ -47,7 +47,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class CutUnits:
-    """Build one graph per unit, the values between units, and the graph of what every rank computes once."""
+    """Build one graph per unit, the values between units, and the graph that every rank computes once."""
 
     name: ClassVar[str] = "cut_units"
 

@@ -6,10 +6,10 @@ A fold is applied to the buffer once per granule, wherever the granule was compu
     after:  the graph returns batch_mean(x) * 0.1 as FOLD value 0 of "bn.running_mean";
             fold(old, value) = old * 0.9 + value, applied granule by granule in order, by whoever keeps the buffer
 
-An update that no sample has a part in, as of a counter or a power iteration, is the same in every granule; its fold,
-fold(old, value) = value, is applied once per step. One that does not split, as of a memory that the loss reads too, is
-the same fold, and right where a granule is the whole batch (`Program.whole_batch`). Whatever a step reads of a buffer
-is what the step began with, or what the step itself made of that.
+An update without samples, such as a counter or a power iteration, is the same in every granule; its fold, fold(old,
+value) = value, is applied once per step. An update that does not split, such as a memory that the loss reads too, has
+the same fold, which is right where a granule is the whole batch (`Program.whole_batch`). A step reads a buffer as it
+was at the start of the step, or as the step itself computed it from that.
 """
 
 from __future__ import annotations

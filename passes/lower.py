@@ -1,6 +1,6 @@
 """lower: a compiled program becomes an artifact: native programs by name, buckets, and bindings of every unit.
 
-Names stand for what they belonged to; places are indices from here on:
+Names are kept for kinds and tensors; places are indices from here on:
 
     kind 825237634c01eb8e -> programs "825237634c01eb8e.forward", ".backward", ".evaluate", and where the pipeline
                              splits the backward programs ".backward_inputs", ".backward_weights"

@@ -1,7 +1,7 @@
-"""normalize: bring a captured graph into the one form that later passes know.
+"""normalize: bring a captured graph into the one form that later passes accept.
 
-Calls that compute nothing go, parameters that are only read rounded are kept so, sparse gradients become dense, running
-statistics become arithmetic:
+Calls that compute nothing are removed, parameters that are only read rounded are kept rounded, sparse gradients become
+dense, running statistics become arithmetic:
 
     before: _assert_tensor_metadata(x); y = to.dtype(x, float32)  # x is float32 already
             linear(x, _to_copy(weight, bfloat16))  # the only reader of weight

@@ -1,10 +1,10 @@
-"""recompute: split every joint graph into a forward and a backward program, and decide what is kept between them.
+"""recompute: split every joint graph into a forward and a backward program, and choose the values kept between them.
 
     none   keep every forward result that the backward pass reads
     light  keep results of products, attention and normalization; make elementwise results again
     full   keep only the unit's inputs; run its forward pass again
 
-Views, keyed draws and casts of parameters are always made again: they cost nothing, or less than the memory that would
+Views, keyed draws and casts of parameters are always recomputed: they cost nothing, or less than the memory that would
 hold them.
 """
 

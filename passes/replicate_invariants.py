@@ -1,6 +1,6 @@
-"""replicate_invariants: what is the same for every sample is computed once per rank and only expanded.
+"""replicate_invariants: compute values that are the same for every sample once per rank, and only expand them.
 
-Masks and tables are often written out for the whole batch although no sample enters them. Such a value is built for
+Masks and tables are often written out for the whole batch although they depend on no sample. Such a value is built for
 one sample instead, from constants alone; `cut_units` then makes it a constant that no block saves or sends.
 
     before: mask [B, 1, 64, 64] = arange(B) ... le ... expand

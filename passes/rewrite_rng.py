@@ -52,7 +52,7 @@ _DISTINCT = 1 << 24
 
 @dataclass(frozen=True)
 class RewriteRng:
-    """Give every random draw a key that does not know ranks, stages or call order."""
+    """Key every random draw independently of ranks, stages and call order."""
 
     name: ClassVar[str] = "rewrite_rng"
 

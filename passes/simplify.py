@@ -1,4 +1,4 @@
-"""simplify: take out of joint graphs the views that undo each other, and sizes that are worked out twice.
+"""simplify: remove views that undo each other from joint graphs, and sizes that are computed twice.
 
 Differentiation leaves a transposition for every transposed operand, and one more to take it back. At small widths the
 calls take longer than the products between them.

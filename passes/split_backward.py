@@ -1,12 +1,12 @@
-"""split_backward: every backward program also as two halves, so that a schedule can run the second one later.
+"""split_backward: split every backward program in two halves, so that a schedule can run the second one later.
 
-The first half gives the gradients that the stage before waits for. What the second one needs besides is held between
-them; gradients of parameters, which nobody waits for before the reduction, are its results.
+The first half gives the gradients that the previous stage waits for. Other inputs of the second half are held between
+them. It gives the gradients of parameters, which only the reduction waits for.
 
     backward(saved, dh') -> (dh, dW)    =>    inputs(saved, dh') -> (dh, held)    weights(held) -> dW
 
-Every call stays the call that it was and runs once, in the order and on the operands of the whole program, so no bit
-changes. A convolution, of which one call gives both kinds of gradients, is asked for each alone.
+Every call runs once, in the order and on the operands of the whole program, so no bit changes. A convolution, whose one
+call gives both kinds of gradients, is called once for each kind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_INPUT = 0
 
 @dataclass(frozen=True)
 class SplitBackward:
-    """Let gradients of parameters be computed later than those that the stage before waits for."""
+    """Delay gradients of parameters behind the gradients that the previous stage waits for."""
 
     name: ClassVar[str] = "split_backward"
 

@@ -105,7 +105,7 @@ def _files(data: DataConfig) -> set[str]:
 
 
 def _split_line(config: Config, train: int, evaluated: int, batches: int) -> str:
-    """How many samples train, and how many do not."""
+    """The numbers of training and held-out samples."""
     evaluation = config.eval
     if not evaluation.every:
         return f"data: all {train:,} samples train, none is held out (eval.every=0)"

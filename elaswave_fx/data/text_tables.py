@@ -231,7 +231,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _constant(name: str) -> float | None:
-    """None for NaN, as in other tables."""
+    """The value of a JSON constant; NaN is missing, as in other tables."""
     return None if name == "NaN" else float(name)
 
 

@@ -33,7 +33,7 @@ _MANY, _FEW_UPPER = 1024, 16
 million."""
 
 _SMALL = {4: 1 << 24, 8: 1 << 31}
-"""By bytes: bound of signed ids that cannot be ids of another width, however many are negative."""
+"""Bound of signed ids that cannot be ids of another width, however many are negative; by bytes of an id."""
 
 _OF_HALF = 8
 """Ratio up to which the upper half of ids counts as large as the lower one."""

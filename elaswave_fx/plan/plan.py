@@ -4,7 +4,7 @@ In: made by `derive.make_plan` from lanes. Out: read by `step.py`, the worker, `
 `plan-EPOCH.json`. Ranks, units and micro-batches are counted from 0; samples count within the step. Tiles and hops are
 derived from the lanes on access.
 
-Plan.from_json(plan.to_json()) == plan
+    Plan.from_json(plan.to_json()) == plan
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Plan:
 
     @cached_property
     def routes(self) -> ValueRoutes:
-        """The stages that values visit, shared by what is derived per rank."""
+        """The stages that values visit, shared by the derivations of all ranks."""
         return ValueRoutes(self.workload)
 
     @cached_property

@@ -93,11 +93,11 @@ class ValueSpec:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """A unit's programs by name, and where inputs, outputs and gradients are bound.
+    """A unit's programs by name, and the bindings of inputs, outputs and gradients.
 
-    `flops` counts a sample's operations in the forward pass, `saved_bytes` what is kept of it for the backward pass.
-    If the backward program was split: `held_bytes` and `num_held` say what is kept between its halves, `weights_share`
-    is the second one's part of its operations.
+    `flops` counts a sample's operations in the forward pass, `saved_bytes` its bytes kept for the backward pass. For a
+    split backward program, `held_bytes` and `num_held` describe the values between its halves, `weights_share` is the
+    second half's share of the operations.
     """
 
     index: int

@@ -4,7 +4,7 @@ Operators are recorded while the model runs. Everything that leads to loss, coun
 and in its order. Values kept for inspection only do not count, and neither does how a constant was made: a mask built
 in the first call and kept equals one built in every call.
 
-record(model, batch) == record(model, batch)       # as long as nothing but samples, parameters and draws counts
+    record(model, batch) == record(model, batch)       # as long as nothing but samples, parameters and draws counts
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which operators couple the samples of a batch, and whether the loss is a sum over samples.
+"""Detection of operators that couple the samples of a batch, and of losses that are not sums over samples.
 
 An operator is batch-coupled when one sample's result, or its share of a gradient, depends on another sample. Rules find
 the known operators by name and shape. A trial in double precision, the whole batch against its parts, finds unknown

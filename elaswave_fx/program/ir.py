@@ -219,7 +219,7 @@ def copy_graph(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def source_of(node: fx.Node) -> Source:
-    """Where a placeholder comes from."""
+    """The role and the logical name of a placeholder."""
     return node.meta["elaswave_source"]
 
 

@@ -5,8 +5,8 @@ It takes only types from the planner, the derivation and the scheduler, no code.
 instruction lists of its ranks (default: those of `step.py`). Out: nothing, or a PlanError that names the first
 violation in one line.
 
-check_plan(plan)
-PlanError: plan 0: unit 3 x samples [4, 8) is covered by no tile; tiles cover the plane exactly once
+    check_plan(plan)
+    PlanError: plan 0: unit 3 x samples [4, 8) is covered by no tile; tiles cover the plane exactly once
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Part of the independent checker. Each rank advances strictly in order. RECV and 
 its first half and SEND wait for the pieces they read. Messages between two ranks with one tag arrive in order. Tiles
 and hops are those of `check_lanes.py`.
 
-run_instructions(plan, {0: [("FORWARD", 0, 0), ...], 1: [...]}, train=True)  ->  None, or one line
+    run_instructions(plan, {0: [("FORWARD", 0, 0), ...], 1: [...]}, train=True)  ->  None, or one line
 """
 
 from __future__ import annotations

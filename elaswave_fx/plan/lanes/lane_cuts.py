@@ -4,7 +4,7 @@ With few micro-batches the time to fill a lane counts as much as its pace, so th
 not always best. A bound rules out most cuts without a run. In: a run of lanes, granules, the size of micro-batches.
 Out: borders and seconds.
 
-LaneCuts(workload, times).best(part, size=2, table)  ->  (Part(..., borders=(0, 3, 8)), 0.021)
+    LaneCuts(workload, times).best(part, size=2, table)  ->  (Part(..., borders=(0, 3, 8)), 0.021)
 """
 
 from __future__ import annotations

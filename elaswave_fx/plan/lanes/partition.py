@@ -86,7 +86,7 @@ def _runs(units: int, ends: Sequence[int] | None) -> tuple[Sequence[int], Sequen
 
 
 def _windows(prefix: Sequence[float], stages: Sequence[_Stage], limit_s: float) -> list[tuple[int, int]]:
-    """By border, from 0 to the last: its least and largest place in any partition whose stages all stay within
+    """Least and largest place of each border, from 0 to the last, in any partition whose stages all stay within
     `limit_s`. The windows are slightly wider, for rounding. A later first unit never makes a run end earlier."""
     units, count, slack = len(prefix) - 1, len(stages), ROUNDING * prefix[-1]
     most, least = [0], [units]

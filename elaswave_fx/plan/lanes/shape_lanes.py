@@ -4,7 +4,7 @@ In: a workload, sketches of lanes (the ranks of each stage), a micro-batch size.
 finish, or None where no cut fits the memory of the ranks. `planner.py` sketches a user's layout, `policies/` the
 candidates after a change.
 
-LaneShaper(workload, topology).shape((Sketch(((m0, m1), (m2,))),), size=4, table)  ->  rank 2 has fewer units
+    LaneShaper(workload, topology).shape((Sketch(((m0, m1), (m2,))),), size=4, table)  ->  rank 2 has fewer units
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class LaneShaper:
         return depth
 
     def _paces(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[float, float]]:
-        """By run: seconds of a granule through the slowest stage, and seconds to fill and drain a lane."""
+        """Seconds of a granule through the slowest stage, and seconds to fill and drain a lane, by run."""
         costs = self.costs(size)
         per_micro_batch = max(1, size // self._workload.options.granule)
         found = []
@@ -326,7 +326,7 @@ class LaneShaper:
         return found
 
     def _shares(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, int]]:
-        """By run: granules of each lane, and how many of its lanes have one more. The slowest stage sets the pace, all
+        """Granules of each lane, and how many of its lanes have one more, by run. The slowest stage sets the pace, all
         stages the time to fill and drain."""
         paces = self._paces(runs, borders, size)
         kinds = [ShareKind(p, f, r.sketch.width, r.count) for r, (p, f) in zip(runs, paces, strict=True)]

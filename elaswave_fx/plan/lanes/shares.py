@@ -36,7 +36,7 @@ class ShareKind(NamedTuple):
 
 
 def share_by_kind(granules: int, kinds: Sequence[ShareKind]) -> list[tuple[int, int]]:
-    """By kind: granules of each worker, and how many of the first workers have one more, so that the last worker
+    """Granules of each worker, and how many of the first workers have one more, by kind, so that the last worker
     finishes as early as possible. Ties go to the first worker."""
     shares, more = [kind.least for kind in kinds], [0] * len(kinds)
     left = granules - sum(kind.least * kind.count for kind in kinds)

@@ -3,9 +3,9 @@
 In: the artifact, a plan, a rank. Out: `EngineSpec`, which `native/exec/spec/spec.cc` reads field by field, by name, and
 checks: the names of these classes and fields are the encoding. Programs and tensors are passed separately, by name.
 
-spec = engine_spec(job, plan, rank)          job: the same for every plan
-engine = _native.Engine(spec, endpoint, artifact.programs, tensors)
-engine.install(engine_spec(job, next_plan, rank))
+    spec = engine_spec(job, plan, rank)          job: the same for every plan
+    engine = _native.Engine(spec, endpoint, artifact.programs, tensors)
+    engine.install(engine_spec(job, next_plan, rank))
 """
 
 from __future__ import annotations

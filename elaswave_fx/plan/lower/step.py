@@ -1,10 +1,10 @@
 """Lowering of a plan to the instruction lists that each rank's engine executes in order.
 
-("RECV", value, mb, peer, tag, lo, hi, grad)   post the receive of samples [lo, hi) of micro-batch mb; never blocks
-("SEND", value, mb, peer, tag, lo, hi, grad)   wait for the value (or its gradient), then send without blocking
-("FORWARD", unit, mb)  ("BACKWARD", unit, mb)  wait for the pieces they read, run the unit
-("BACKWARD_INPUTS", unit, mb)  ("BACKWARD_WEIGHTS", unit, mb)  the same as BACKWARD in halves
-("REDUCE", bucket)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
+    ("RECV", value, mb, peer, tag, lo, hi, grad)   post the receive of samples [lo, hi) of micro-batch mb; never blocks
+    ("SEND", value, mb, peer, tag, lo, hi, grad)   wait for the value (or its gradient), then send without blocking
+    ("FORWARD", unit, mb)  ("BACKWARD", unit, mb)  wait for the pieces they read, run the unit
+    ("BACKWARD_INPUTS", unit, mb)  ("BACKWARD_WEIGHTS", unit, mb)  the same as BACKWARD in halves
+    ("REDUCE", bucket)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
 
 value, unit, bucket are indices into the workload; mb counts the rank's own micro-batches; lo, hi are relative to mb (0,
 1 for a value without a sample axis). A tag is kind << 56 | value << 32 | receiver's mb; the order on the link

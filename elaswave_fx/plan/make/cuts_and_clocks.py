@@ -1,7 +1,7 @@
 """Joint choice of cuts and clocks: a bottleneck stage may run at a higher clock, or pass a unit to its neighbour.
 
-with_cuts_and_clocks(plan, power)  ->  the plan, or one with a nearby cut; with the best clocks
-cut_for_clocks(plan, make)         ->  the same for a plan that has clocks; `make` plans other lanes
+    with_cuts_and_clocks(plan, power)  ->  the plan, or one with a nearby cut; with the best clocks
+    cut_for_clocks(plan, make)         ->  the same for a plan that has clocks; `make` plans other lanes
 
 The search starts at the best cut for nominal clocks. Each cut is compared by a whole step at its best clocks under the
 power cap: the shorter step, then the lower energy. After a failure, fetching parameters before the next step counts

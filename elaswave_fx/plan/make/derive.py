@@ -3,7 +3,7 @@
 In: topology, workload, lanes. Out: the Plan, for nominal clocks. The only choice made here is the order of work
 (`lane_times.py`).
 
-make_plan(topology, workload, lanes, reason)
+    make_plan(topology, workload, lanes, reason)
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In: a workload, a topology, and the requested shape. Out: a Plan whose `reason` names the choice and its alternatives.
 
-plan_uniform(workload, topology, dp=2, pp=2)            the shape of `parallel.dp` and `parallel.pp`
-plan_lanes(workload, topology, ((1, 1, 1), (1, 1)))     lanes by the widths of their stages
+    plan_uniform(workload, topology, dp=2, pp=2)            the shape of `parallel.dp` and `parallel.pp`
+    plan_lanes(workload, topology, ((1, 1, 1), (1, 1)))     lanes by the widths of their stages
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 In: a plan whose replicas are all in sync. Out: its target layout (`Goal`), or the next plan on the way to it.
 
-goal(plan, plan.topology, count=1)   ->  Goal(lanes of three stages, a step of 410 ms, "units cut anew: ...")
-successor(plan, copies, count=1, …)  ->  the same lanes, with replicas for the target's; then its lanes; then None
-the same, rank 2 leaves              ->  the same, for lanes without it; then a plan without it
+    goal(plan, plan.topology, count=1)   ->  Goal(lanes of three stages, a step of 410 ms, "units cut anew: ...")
+    successor(plan, copies, count=1, …)  ->  the same lanes, with replicas for the target's; then its lanes; then None
+    the same, rank 2 leaves              ->  the same, for lanes without it; then a plan without it
 """
 
 from __future__ import annotations

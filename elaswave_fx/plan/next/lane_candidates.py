@@ -3,8 +3,8 @@
 In: the previous plan and the present topology. Out: candidates, for `lane_search.py` to shape, time and compare. Whole
 lanes stay as they are, unless a candidate uses them to help a hurt lane.
 
-4 x 4 lost rank 5, of the second lane   ->  its stages keep their units, and peers are dealt its micro-batches;
-three stages instead of four; one lane with a neighbour; everything anew
+    4 x 4 lost rank 5, of the second lane   ->  its stages keep their units, and peers are dealt its micro-batches;
+                                                three stages instead of four; one lane with a neighbour; everything anew
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 In: the previous plan, the present topology, the replica holders of each box. Out: `Found`, the best candidate as a
 plan.
 
-LaneSearch(plan, topology, have).best_lanes(copies=1)
-ideas, most promising first -> looked at: cut -> drafts: shaped and timed -> plans: boxes handed out
+    LaneSearch(plan, topology, have).best_lanes(copies=1)
+    ideas, most promising first -> looked at: cut -> drafts: shaped and timed -> plans: boxes handed out
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: a plan and a rank. Out: a value that is equal for ranks of one kind. Ranks of a kind may differ in their boxes,
 which `replan.replan_like` checks for each.
 
-4 lanes of 4 stages, equal members  ->  4 kinds: a rank of the first stage, of the second one, …
+    4 lanes of 4 stages, equal members  ->  4 kinds: a rank of the first stage, of the second one, …
 """
 
 from __future__ import annotations

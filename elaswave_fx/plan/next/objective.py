@@ -3,8 +3,8 @@
 In: the step of a draft, and the stall before its first one. Out: steps. Terms common to all drafts are left out, so
 that rounding does not hide differences.
 
-AtOnce(life_s=3600).steps(2.0, stall_s=10)                           ->  1795
-OnTheWay(goal_s=2.0, goal_stall_s=10, catch_up_s=30).steps(2.4, 0.0) ->  17.5, of which 12.5 before the goal
+    AtOnce(life_s=3600).steps(2.0, stall_s=10)                           ->  1795
+    OnTheWay(goal_s=2.0, goal_stall_s=10, catch_up_s=30).steps(2.4, 0.0) ->  17.5, of which 12.5 before the goal
 """
 
 from __future__ import annotations

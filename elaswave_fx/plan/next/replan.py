@@ -3,8 +3,8 @@
 In: the previous plan, the remaining ranks, the replica holders of each box. Out: the plan of the next epoch; its boxes
 are those of the first plan, handed to ranks that have a replica. PlanError if nothing fits the remaining memory.
 
-replan(plan, (0, 2, 3), {0: (0,), 1: (2, 3), ...}, count=1)
-reason: lost rank 1; the hurt lane is cut anew, 1 deep; predicted step ... ; beaten: stages keep their units ...
+    replan(plan, (0, 2, 3), {0: (0,), 1: (2, 3), ...}, count=1)
+    reason: lost rank 1; the hurt lane is cut anew, 1 deep; predicted step ... ; beaten: stages keep their units ...
 """
 
 from __future__ import annotations

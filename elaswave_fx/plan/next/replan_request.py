@@ -1,8 +1,8 @@
 """News since a plan was made, for the planner to consider in the next one.
 
-ReplanRequest(speeds={2: 0.5}, leaving=(3,))    rank 2 has half of its speed, rank 3 is draining
-ReplanRequest(reshape=ReshapeRequest(dp=2, pp=2))            the user wants 2 lanes of 2 stages
-ReplanRequest(probation={2: 0.2})                  assume 0.2 of its speed for rank 2, if that gives it work
+ReplanRequest(speeds={2: 0.5}, leaving=(3,))        rank 2 has half of its speed, rank 3 is draining
+ReplanRequest(reshape=ReshapeRequest(dp=2, pp=2))   the user wants 2 lanes of 2 stages
+ReplanRequest(probation={2: 0.2})                   assume 0.2 of its speed for rank 2, if that gives it work
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: a workload and a lane. Out: its hops, sorted, or those of one of its ranks. A value visits the stages of its users
 in the order of units, each time from the rank that has the micro-batch to the rank that has it in the next stage.
 
-lane_hops(ValueRoutes(workload), lane)  ->  Hop(value 0, source 0, source_micro_batch 1, target 2, …), …
+    lane_hops(ValueRoutes(workload), lane)  ->  Hop(value 0, source 0, source_micro_batch 1, target 2, …), …
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ValueRoutes:
         return self._stages[borders]
 
     def ways(self, borders: Borders) -> list[list[tuple[int, int, int]]]:
-        """By stage: (value, source stage, target stage) of every value that the stage sends or receives."""
+        """(value, source stage, target stage) of every value that a stage sends or receives, by stage."""
         if borders not in self._ways:
             found: list[list[tuple[int, int, int]]] = [[] for _ in borders[1:]]
             for value, stages in enumerate(self.stages(borders)):

@@ -4,7 +4,7 @@ Most lanes are pipelines. Their order is known without a run of `schedule.py`: i
 of all tasks serves all pipelines of the same depth. In: depth, number of micro-batches, seconds of each. Out: orders,
 and the seconds of a step.
 
-one_f_one_b(ahead=2, count=3)  ->  F0 F1 B0 F2 B1 B2
+    one_f_one_b(ahead=2, count=3)  ->  F0 F1 B0 F2 B1 B2
 """
 
 from __future__ import annotations

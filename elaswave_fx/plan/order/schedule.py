@@ -8,7 +8,7 @@ backward and forward alternate. A second run on modelled durations gives the len
 
 Lanes with equal members are one *kind*: results for one hold for all, with other ranks in the same places.
 
-rank 0 of 2, 3 micro-batches  ->  F0 F1 B0 F2 B1 B2
+    rank 0 of 2, 3 micro-batches  ->  F0 F1 B0 F2 B1 B2
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def most_in_flight(order: Sequence[Action]) -> int:
 
 
 def levels(order: Sequence[Action]) -> Iterator[tuple[int, int]]:
-    """After each action: micro-batches between forward and backward, and between the halves of backward."""
+    """Micro-batches between forward and backward, and between the halves of backward, after each action."""
     in_flight = waiting = 0
     for kind, _ in order:
         in_flight += {"F": 1, "B": -1, "I": -1, "W": 0}[kind]

@@ -5,8 +5,8 @@ they fill idle time (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024). A 
 takes a W, unless an I or F is about to become ready. F in flight and kept bytes are bounded: a rank without room for
 another F takes a W. Two preferences, two patiences and a few bounds are tried; the planner takes the shortest step.
 
-rank 0 of 2, 3 micro-batches  ->  F0 F1 I0 W0 F2 I1 W1 I2 W2
-rank 1 of 2, 3 micro-batches  ->  F0 I0 F1 I1 W0 F2 I2 W1 W2
+    rank 0 of 2, 3 micro-batches  ->  F0 F1 I0 W0 F2 I1 W1 I2 W2
+    rank 1 of 2, 3 micro-batches  ->  F0 I0 F1 I1 W0 F2 I2 W1 W2
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Room:
 
 @dataclass(frozen=True)
 class _Rule:
-    """How ranks choose: kinds by preference, patience, and per rank the bounds of micro-batches in flight and of bytes
+    """A rule of choice: kinds by preference, patience, and per rank the bounds of micro-batches in flight and of bytes
     kept."""
 
     preference: str

@@ -3,7 +3,7 @@
 In: stages. Out: seconds of reduce, copy and gather, with every bucket owned evenly by the ranks that read it; and the
 bytes of parameters that are new to ranks.
 
-ExchangeEstimate(workload, topology).seconds([(Span(0, 2), 3), (Span(2, 4), 3)], copies=1)
+    ExchangeEstimate(workload, topology).seconds([(Span(0, 2), 3), (Span(2, 4), 3)], copies=1)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One clock per rank: the shortest step under the power cap, and among equally short steps the least energy.
 
-choose_clocks(work, schedule, topology)  ->  Clocks({0: 1500 MHz, 1: 1200 MHz}, seconds=0.81, energy_j=412.0)
-with_clocks(plan)                        ->  the plan with its ranks' clocks, and predictions that hold at them
+    choose_clocks(work, schedule, topology)  ->  Clocks({0: 1500 MHz, 1: 1200 MHz}, seconds=0.81, energy_j=412.0)
+    with_clocks(plan)                        ->  the plan with its ranks' clocks, and predictions that hold at them
 
 Perseus (Chung et al., arXiv 2312.06902) lowers the clocks of computations off a pipeline's critical path, one clock per
 computation; EnvPipe (Choi et al., USENIX ATC 2023) does so for computations next to bubbles. Here a rank keeps one

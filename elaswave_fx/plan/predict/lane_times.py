@@ -3,7 +3,7 @@
 In: a workload and a topology; lanes. Out: `LaneRun`. Lanes with equal members and equal room in their memory are one
 kind, which is run once.
 
-LaneTimes(workload, topology).of(lane, kept={0: 4096, 1: 4096}).seconds
+    LaneTimes(workload, topology).of(lane, kept={0: 4096, 1: 4096}).seconds
 """
 
 from __future__ import annotations

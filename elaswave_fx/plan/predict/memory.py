@@ -189,7 +189,7 @@ class UnitSums:
 
     @cached_property
     def _crossing(self) -> list[list[Value]]:
-        """By unit, the values from before it that the unit or a later one reads."""
+        """Values from before each unit that the unit or a later one reads."""
         found: list[list[Value]] = [[] for _ in range(len(self.workload.units) + 1)]
         for value in self.workload.values:
             for unit in range(value.producer + 1, value.consumers[-1] + 1):
@@ -225,7 +225,7 @@ class MemoryTable:
         return self._total(units.lo, units.hi, micro_batch, in_flight)
 
     def reach(self, micro_batch: int, in_flight: int, limit: int) -> list[int]:
-        """By first unit, the end of the longest run of units that fits `limit`; memory grows with every unit."""
+        """End of the longest run of units that fits `limit`, by first unit; memory grows with every unit."""
         key = (micro_batch, in_flight, limit)
         if key not in self._reach:
             count, end = len(self._workload.units), 0

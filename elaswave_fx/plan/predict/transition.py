@@ -3,8 +3,8 @@
 In: the previous plan and the next plan. Out: a `Transition`, a plain value for events and for people. Pure; the worker
 reads the plans themselves.
 
-Transition.of(plan, replan(plan, (0, 2, 3), copies, 1)).lines()
-("epoch 0 -> 1: lost rank 1", "rank 3 computes units 4-7 x samples 0-23 (before: units 4-7 x samples 12-23)", ...)
+    Transition.of(plan, replan(plan, (0, 2, 3), copies, 1)).lines()
+    ("epoch 0 -> 1: lost rank 1", "rank 3 computes units 4-7 x samples 0-23 (before: units 4-7 x samples 12-23)", ...)
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Transition:
 
     @staticmethod
     def of(old: Plan, new: Plan) -> Transition:
-        """From `old` to `new`, which have the same boxes."""
+        """The transition from `old` to `new`, which have the same boxes."""
         before, after = ({t.rank: t for t in plan.tiles} for plan in (old, new))
         tiles = {r: (before.get(r), after.get(r)) for r in sorted({*before, *after}) if before.get(r) != after.get(r)}
         parameters = _new_readers(old, new)

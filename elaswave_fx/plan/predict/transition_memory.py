@@ -3,8 +3,8 @@
 In: boxes with syncing replicas. Out: the bytes that this takes, by rank; or the boxes of a first wave, with as many new
 replicas as have room and all existing ones kept. Later plans make the rest.
 
-transition_memory(plan)[3]                      ->  Needs(copies=98304, records=294912, in_flight=0, parameters=0)
-first_wave(boxes, workload, {3: 2000000, ...})  ->  boxes 0-1 with rank 3 among their holders, boxes 2-4 without it
+    transition_memory(plan)[3]                      ->  Needs(copies=98304, records=294912, in_flight=0, parameters=0)
+    first_wave(boxes, workload, {3: 2000000, ...})  ->  boxes 0-1 with rank 3 among their holders, boxes 2-4 without it
 """
 
 from __future__ import annotations
@@ -214,7 +214,8 @@ def _new_buckets(before: Plan, plan: Plan, rank: Rank) -> list[int]:
 
 
 def wave_words(planned: Sequence[Box], made: Sequence[Box], short: Short | None) -> str:
-    """How many of the planned replicas are made now; empty if all are. `short`: a replica that has no room at all."""
+    """Words for replicas that are not made in this wave; empty if all are. `short`: a replica that has no room at
+    all."""
     wanted, now = (sum(len(box.catching_up) for box in boxes) for boxes in (planned, made))
     if wanted == now:
         return ""

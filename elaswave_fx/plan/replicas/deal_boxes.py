@@ -2,10 +2,10 @@
 
 In: a workload, its tiles, the alive ranks. Out: boxes with readers, owner and holders. Pure and deterministic.
 
-bucket of 65,536 elements, boxes of at least 8,192    ->  8 boxes, whatever the layout
-first read on ranks 0 and 2                           ->  [0, 32768) in 4 boxes owned by 0, the other 4 by 2
-choose_holders, hosts (0, 1) and (2, 3), one copy     ->  those of 0 held by 2 (another host, a reader), and by 0
-fatal_losses                                          ->  (0, 2), (1, 3): the pairs with the only replicas of a box
+    bucket of 65,536 elements, boxes of at least 8,192    ->  8 boxes, whatever the layout
+    first read on ranks 0 and 2                           ->  [0, 32768) in 4 boxes owned by 0, the other 4 by 2
+    choose_holders, hosts (0, 1) and (2, 3), one copy     ->  those of 0 held by 2 (another host, a reader), and by 0
+    fatal_losses                                          ->  (0, 2), (1, 3): the pairs with the only replicas of a box
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def with_readers(boxes: Sequence[Box], workload: Workload, tiles: Sequence[Tile]
 
 
 def bucket_sharers(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, ...]]:
-    """By bucket, the ranks that run its first user and share its boxes."""
+    """Ranks that run the first user of each bucket and share its boxes."""
     runs = _unit_ranks(workload, tiles)
     return [runs[bucket.users[0]] for bucket in workload.buckets]
 
 
 def _unit_ranks(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, ...]]:
-    """By unit, the ranks whose tiles contain it, ascending; units of the same ranks share the tuple."""
+    """Ranks whose tiles contain each unit, ascending; units of the same ranks share the tuple."""
     found: list[list[Rank]] = [[] for _ in workload.units]
     for tile in sorted(tiles, key=lambda tile: tile.rank):
         for unit in range(tile.units.lo, tile.units.hi):
@@ -114,7 +114,7 @@ def _unit_ranks(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, .
 
 
 def _bucket_readers(workload: Workload, runs: Sequence[tuple[Rank, ...]]) -> list[tuple[Rank, ...]]:
-    """By bucket, the ranks that run any of its users."""
+    """Ranks that run any user of each bucket."""
     return [
         runs[bucket.users[0]]
         if len(bucket.users) == 1
@@ -183,8 +183,8 @@ class _Partners:
         return len(self.of.get(rank, ())) == self._rounds
 
     def _best(self, owner: Rank) -> Rank:
-        """Among equal hosts, the one with most waiting ranks is taken, so that the ranks left over are not all on one
-        host. A reader in a best possible place ends the search."""
+        """The best next holder: equal hosts are ordered by waiting ranks, most first, so that the ranks left over are
+        not all on one host. A reader in a best possible place ends the search."""
         taken = {owner, *self.of[owner]}
         domain, own_domain = self._domain, self._domain[owner]
         domains = {domain[rank] for rank in self.of[owner]}

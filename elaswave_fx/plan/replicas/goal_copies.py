@@ -3,7 +3,7 @@
 In: a plan, its target layout, the replica holders of each box. Out: box -> ranks that need a replica. Replicas are made
 in waves, as there is room (`transition_memory.py`). Boxes without one are sent as parameters when the lanes are taken.
 
-copies_for(goal, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
+    copies_for(goal, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 In: boxes with their readers, owners and replica holders. Out: owners that can take over now, and later owners, which
 first need a replica. Boxes are shared among the ranks of their bucket's first user, as when they were dealt.
 
-4 boxes read by ranks 0 and 1, all owned by 0, held by 1   ->  1 owns two of them
-the same, held by no other rank                            ->  1 should own two of them, and gets replicas
+    4 boxes read by ranks 0 and 1, all owned by 0, held by 1   ->  1 owns two of them
+    the same, held by no other rank                            ->  1 should own two of them, and gets replicas
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spans of one axis, and boxes: the pieces in which a job's state is kept, replicated and moved between ranks.
 
 Box(bucket=3, span=[0, 500), owner=0, holders=(2,), catching_up=(), readers=(0, 2))
-rank 0 updates elements [0, 500) of bucket 3, rank 2 keeps a replica, ranks 0 and 2 compute with them
+    rank 0 updates elements [0, 500) of bucket 3, rank 2 keeps a replica, ranks 0 and 2 compute with them
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In: numbers from the passes (analytic or calibrated). Out: seconds and bytes of a run of units for some samples.
 
-Workload(units=(UnitCost(...), ...), values=(Value("h0", producer=0, consumers=(1,), ...),), buckets=...,
-options=PlanOptions(global_batch=16))
+    Workload(units=(UnitCost(...), ...), values=(Value("h0", producer=0, consumers=(1,), ...),), buckets=...,
+             options=PlanOptions(global_batch=16))
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The planner shapes, times and compares the candidates of the job's `policy` by one objective: policies differ only in
 their candidates, and in how many samples a step computes.
 
-candidates(plan, topology)     ->  Candidate("stages keep their units", ...), ...
-next_workload(plan, topology)  ->  Workload(..., skipped=0)
+    candidates(plan, topology)     ->  Candidate("stages keep their units", ...), ...
+    next_workload(plan, topology)  ->  Workload(..., skipped=0)
 """
 
 from collections.abc import Callable, Iterator, Mapping
