@@ -167,7 +167,6 @@ class _Rewriter:
                 self.graph.erase_node(node)
 
     def rewrite(self, node: fx.Node) -> None:
-        """Replace one call, if it draws."""
         if is_aten(node, "aten.native_dropout"):
             self._dropout(node)
             return

@@ -52,7 +52,6 @@ def program_key(config: Config, model_print: str, batch: Batch, code: ForwardCod
 
 @functools.cache
 def code_digest() -> bytes:
-    """Digest of the code that compiles."""
     # Folders come from a module's own file: an editable package's __path__ names the folder of the installation, not of
     # the sources.
     roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)

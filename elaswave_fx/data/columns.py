@@ -223,7 +223,6 @@ def _compute() -> Any:
 
 
 def type_in_words(kind: Any) -> str:
-    """An Arrow type, for messages."""
     return "values of several types" if _JSON in str(kind) else str(kind)
 
 

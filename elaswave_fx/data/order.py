@@ -45,7 +45,6 @@ class Shuffle:
     num_samples: int
 
     def indices(self, places: Indices) -> Indices:
-        """The samples at these places."""
         key = derive(self.seed, _SPLIT)
         return permute(places.astype(np.uint64), self.num_samples, key).astype(np.int64)
 

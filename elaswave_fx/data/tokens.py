@@ -71,8 +71,6 @@ class PiecedTokens:
 
 
 class JoinedTokens:
-    """Streams in a row."""
-
     def __init__(self, streams: Sequence[TokenStream]) -> None:
         self._streams = tuple(streams)
         self._ends = np.cumsum([len(stream) for stream in streams], dtype=np.int64)

@@ -59,7 +59,6 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """`x.data = value`."""
     tensor.detach().copy_(value)
 
 

@@ -42,7 +42,6 @@ def draws(graph: fx.Graph) -> list[fx.Node]:
 
 
 def draw_index(node: fx.Node) -> int:
-    """Number of a draw within its unit."""
     return int(argument(node, "op"))
 
 

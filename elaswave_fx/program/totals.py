@@ -71,7 +71,6 @@ def bent_totals(program: Program) -> tuple[str, ...]:
 
 
 def sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:
-    """The results that are sums over samples: loss and count."""
     outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
     kinds = (ResultKind.LOSS, ResultKind.COUNT)
     return [(result.kind, node) for node, result in outputs if result.kind in kinds and node is not None]

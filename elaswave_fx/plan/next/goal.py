@@ -101,8 +101,8 @@ def reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Goal | No
 
 def carries(before: Plan, following: Plan, reshape: ReshapeRequest) -> bool:
     """Whether the plan after `before` carries out the reshape: its lanes, or its target's, have the requested shape,
-    and those of `before` had not. A request for the best layout needs other lanes of the same ranks. An intermediate
-    plan without overdue ranks need not carry it out."""
+    and those of `before` had not. A request for the best layout needs other lanes of the same ranks. A plan that
+    first drops overdue ranks need not carry it out."""
     lanes = _lanes_to_come(following)
     if reshape.is_best:
         return following.ranks == before.ranks and lanes != _lanes_to_come(before)

@@ -36,11 +36,9 @@ class AtOnce:
     life_s: float
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        """See `Objective`."""
         return max(self.life_s - stall_s, 0.0) / step_s
 
     def longest_s(self, steps: float) -> float:
-        """See `Objective`."""
         return self.life_s / steps if steps else math.inf
 
 
@@ -59,11 +57,9 @@ class OnTheWay:
         return (self.catch_up_s + PAUSE_S) / self.goal_s
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        """See `Objective`."""
         return self.catch_up_s / step_s + max(self.goal_stall_s - stall_s, 0.0) / self.goal_s
 
     def longest_s(self, steps: float) -> float:
-        """See `Objective`."""
         before = steps - self.goal_stall_s / self.goal_s
         return self.catch_up_s / before if before > 0 else math.inf
 
@@ -78,10 +74,8 @@ class InBackground:
     ratio: float
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        """See `Objective`."""
         behind_s = min(stall_s * self.ratio, self.life_s)
         return behind_s / self.now_s + max(self.life_s - behind_s - PAUSE_S, 0.0) / step_s
 
     def longest_s(self, steps: float) -> float:
-        """See `Objective`."""
         return self.life_s / steps if steps else math.inf

@@ -119,8 +119,8 @@ def without_copies(needed: Mapping[Rank, int], boxes: Sequence[Box], workload: W
 
 
 def first_wave(boxes: Sequence[Box], workload: Workload, room: Room) -> tuple[Box, ...]:
-    """The boxes with as many new replicas as have room: boxes with the fewest first, then in order. Unchanged if all
-    fit."""
+    """The boxes with as many new replicas as have room: boxes with fewest replicas first, then in order. Unchanged if
+    all fit."""
     account, found = _Account(workload), list(boxes)
     behind = [number for number, box in enumerate(boxes) if box.catching_up]
     for number in sorted(behind, key=lambda number: (len(boxes[number].local_materializers), number)):
