@@ -1,10 +1,10 @@
-"""assign_frequency: give every stage of a plan the clock that it is to run at.
+"""assign_frequency: give every stage of a plan its clock.
 
     AssignFrequency(points, cap_w=900).apply(plan)  ->  plan.clocks == {0: 1500 MHz, 1: 1200 MHz, …}
 
-The bottleneck is raised while that shortens the step within the cap, or hands a unit to another stage where that is
-shorter (`plan/make/cuts_and_clocks.py`); ranks that wait are lowered while the step is as long. Plans after this one,
-of other ranks, get their clocks in the same way (`plan/next/replan.py`).
+The bottleneck's clock is raised while that shortens the step within the cap; or it passes a unit to another stage if
+that is shorter (`plan/make/cuts_and_clocks.py`). Clocks of waiting ranks are lowered while the step stays as long.
+Later plans, of other ranks, get their clocks in the same way (`plan/next/replan.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AssignFrequency:
     clocked: float = 1.0
 
     def apply(self, plan: Plan) -> Plan:
-        """A checked plan. Raises ConfigError for operating points that are none, and a cap that is too low."""
+        """A checked plan. Raise ConfigError for invalid operating points, and for a cap that is too low."""
         try:
             power = Power(self.points, self.cap_w, self.idle_w, self.clocked)
             found = with_cuts_and_clocks(plan, power)

@@ -1,6 +1,6 @@
-"""assign_stages: ask the planner who computes what, and attach the answer; the program itself stays as it is.
+"""assign_stages: let the planner assign work to ranks, and attach the plan; the program does not change.
 
-It works on the artifact, so that nobody traces again when ranks come and go:
+It works on the artifact, so that membership changes need no new trace:
 
     AssignStages(PlanOptions(global_batch=16), dp=2, pp=2).apply(artifact, topology, state_tensors=2)  ->  Plan
 """
@@ -21,8 +21,7 @@ from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Topology
 from elaswave_fx.program.artifact import Artifact, UnitSpec
 
-# These analytic rates, of a modest core, stand in for what was not measured. Only ratios of costs decide where stages
-# are cut.
+# Analytic rates of a modest core replace missing measurements. Only ratios of costs decide where stages are cut.
 _OPERATIONS_PER_S = 2e10
 _BACKWARD_OVER_FORWARD = 2.0
 _CALL_S = 2e-6
@@ -50,8 +49,8 @@ class AssignStages:
         """A checked plan. `state_tensors` is how many fp32 tensors the optimizer keeps beside the master copy,
         `update_s` the seconds in which it updates an element; `sample_tokens` as in `Workload`.
 
-        Raises ConfigError naming the key for a shape that leaves a rank without work or memory, or for a schedule of
-        halves that the program does not have.
+        Raises ConfigError naming the key for a shape that leaves a rank without work or memory, or for a schedule with
+        split backward passes that the program does not have.
         """
         options = replace(self.options, schedule=self._possible_schedule(artifact))
         workload = make_workload(artifact, options, state_tensors)
@@ -89,7 +88,7 @@ def _what_takes_memory(artifact: Artifact) -> str:
 
 
 def make_workload(artifact: Artifact, options: PlanOptions, state_tensors: int) -> Workload:
-    """What the planner needs to know of a program: measured costs where there are any, analytic ones elsewhere."""
+    """The planner's view of a program: measured costs where available, analytic ones elsewhere."""
     if options.granule != artifact.granule:
         raise PlanError(f"assign_stages: the program has granules of {artifact.granule}, not of {options.granule}")
     return Workload(

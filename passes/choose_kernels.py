@@ -1,9 +1,9 @@
-"""choose_kernels: in joint graphs, calls for which the native library has a faster kernel become calls of that.
+"""choose_kernels: in joint graphs, replace calls for which the native library has a faster kernel.
 
     gelu(x, approximate="tanh")                   =>    elaswave.gelu_tanh(x)
     gelu_backward(dy, x, approximate="tanh")      =>    elaswave.gelu_tanh_backward(dy, x)
 
-fp32 on the CPU alone: at width 64 torch's GELU was a tenth of the time of a transformer block, mostly in tanh.
+Only fp32 on the CPU: at width 64 torch's GELU was a tenth of the time of a transformer block, mostly in tanh.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _KERNELS: dict[str, tuple[Any, int]] = {
     "aten.gelu": (torch.ops.elaswave.gelu_tanh.default, 1),
     "aten.gelu_backward": (torch.ops.elaswave.gelu_tanh_backward.default, 2),
 }
-"""Operator with an argument `approximate` -> ours for "tanh", and how many tensors it reads."""
+"""Operator with an argument `approximate` -> our kernel for "tanh", and its number of tensor inputs."""
 
 
 @dataclass(frozen=True)
 class ChooseKernels:
-    """Call own kernels where they are faster; results agree to rounding."""
+    """Call native kernels where they are faster; results agree to rounding."""
 
     name: ClassVar[str] = "choose_kernels"
 
@@ -36,7 +36,7 @@ class ChooseKernels:
 
 
 def with_own_kernels(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a functional graph that calls them."""
+    """A copy of a functional graph that calls our kernels."""
     module = copy_graph(module)
     graph = module.graph
     for node in list(calls(graph)):

@@ -1,7 +1,7 @@
-"""cut_units: every unit becomes a graph of its own, closed over what it can make for itself.
+"""cut_units: make every unit a separate graph, closed over the values that it can recompute.
 
-What no sample touches is computed once per rank and read as a constant; what only inputs or only parameters touch
-is made again in each unit that reads it. So nothing but true activations crosses a border, always contiguous.
+Values that depend on no sample are computed once per rank and read as constants. Values of only inputs or only
+parameters are recomputed in each unit that reads them. So only true activations cross a border, always contiguous.
 
     unit 3 of a GPT: (value h2, params, keys) -> (value h3)
     unit 9, the head: (value h8, params, input labels) -> (loss, count)
@@ -47,7 +47,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class CutUnits:
-    """Build one graph per unit, the values between units, and the graph of what every rank computes once."""
+    """Build one graph per unit, the values between units, and the graph that every rank computes once."""
 
     name: ClassVar[str] = "cut_units"
 
@@ -66,7 +66,7 @@ def draws_of(units: tuple[Unit, ...]) -> list[tuple[int, int]]:
 
 
 class _Cutter:
-    """What all units share while they are cut: natures, gradients, results by unit, invariants found so far."""
+    """State shared by all units during the cut: natures, gradients, results by unit, invariants found so far."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -87,7 +87,8 @@ class _Cutter:
         return [(node, result) for node, result in pairs if node is not None]
 
     def _result_unit(self, node: fx.Node, result: Result) -> int:
-        """The unit that gives a result: where it is computed, for a fold the last unit where one of its values is."""
+        """The unit that gives a result: where it is computed; for a fold, the last unit that computes one of its
+        values."""
         nodes = [node]
         if result.kind == ResultKind.FOLD:
             nodes = [n for n, r in self._returned() if r.kind == ResultKind.FOLD and r.name == result.name]
@@ -97,7 +98,7 @@ class _Cutter:
         return max(units, default=self.program.num_units - 1)
 
     def _reading_units(self, node: fx.Node) -> set[int]:
-        """The units that need a node, also through what each of them makes for itself."""
+        """The units that need a node, also through values that each of them recomputes."""
         found: set[int] = set()
         seen, waiting = {node}, [node]
         while waiting:
@@ -119,7 +120,7 @@ class _Cutter:
         return _UnitBuilder(self, index).build()
 
     def readers(self, node: fx.Node) -> set[int]:
-        """The units that read a node's value, or give it as a result."""
+        """The units that read a node's value or return it as a result."""
         found = {unit for user in node.users if (unit := unit_of(user)) is not None}
         return found | {unit for unit, results in self.results.items() if any(n is node for n, _ in results)}
 
@@ -148,7 +149,7 @@ class _Cutter:
         return Source(Role.CONSTANT, self.invariants.setdefault(node, f"invariant.{node.name}"))
 
     def invariant_graph(self) -> fx.GraphModule:
-        """constants and buffers -> every invariant; its outputs carry the names that units read."""
+        """The graph from constants and buffers to every invariant; its outputs carry the names that units read."""
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
 
@@ -168,7 +169,7 @@ class _Cutter:
 
 
 class _UnitBuilder:
-    """Copies one unit's calls and, on demand, what they need."""
+    """Copies one unit's calls and, on demand, their inputs."""
 
     def __init__(self, cutter: _Cutter, index: int) -> None:
         self.cutter = cutter
@@ -205,14 +206,14 @@ class _UnitBuilder:
         )
 
     def _returned(self, node: fx.Node, result: Result) -> fx.Node:
-        """Values cross contiguous and with memory of their own."""
+        """A contiguous result with memory of its own."""
         made = self._get(node)
         value = value_of(node)
         if result.kind != ResultKind.VALUE:
             return made
         if may_be_view(node) or not value.is_contiguous():
             return emit(self.graph, aten.clone.default, made, memory_format=torch.contiguous_format)
-        # Kernels are free to return other strides than their shapes told: a call that does nothing in most cases.
+        # Kernels may return other strides than their shapes predicted: a no-op in most cases.
         return emit(self.graph, aten.contiguous.default, made)
 
     def _copy(self, node: fx.Node) -> fx.Node:
@@ -258,7 +259,7 @@ class _UnitBuilder:
         return self.inputs[source]
 
     def _size(self, node: fx.Node) -> fx.Node:
-        """A multiple of the batch size, taken from whatever input of this unit carries samples."""
+        """A multiple of the batch size, taken from any input of this unit that carries samples."""
         factor = value_of(node).node.expr / self.cutter.symbol
         base = self._batch_size()
         if not factor.is_Integer or base is None:
@@ -278,7 +279,7 @@ class _UnitBuilder:
         return self.batch_size
 
     def _carrier(self) -> fx.Node | None:
-        """An input that this unit reads anyway and that holds samples: an incoming value before a program input."""
+        """An input of this unit that holds samples: an incoming value before a program input."""
         reads: list[fx.Node] = []
         for node in calls(self.cutter.program.graph.graph):
             if self.cutter.natures[node] == Nature.MAIN and unit_of(node) == self.index:

@@ -48,15 +48,15 @@ _WAYS_OUT = {
         "to multiply by the mask, torch.where, or -100 as the label of what does not count",
     ),
 }
-"""Instead of operators whose result has a size that only the data tells."""
+"""Replacements for operators whose result has a data-dependent size."""
 
 
 @dataclass(frozen=True)
 class Joint:
     """One graph for both directions: inputs are the unit's, then one tangent per differentiable result.
 
-    Outputs are the unit's results, then one gradient (or None) per unit input. `lasting` says which inputs are there
-    all the time: parameters, buffers, constants.
+    Outputs are the unit's results, then one gradient (or None) per unit input. `lasting`: which inputs persist between
+    steps (parameters, buffers, constants).
     """
 
     graph: fx.GraphModule
@@ -80,7 +80,7 @@ class Differentiate:
 
 
 def joints_of(program: Program, name: str) -> dict[str, Joint]:
-    """The joint graphs by kind. Raises PassError that names the pass `name`, which came too early."""
+    """The joint graphs by kind. Raise PassError if the pass `name` runs too early."""
     for joint in program.kinds.values():
         if not isinstance(joint, Joint):
             raise PassError(f"{name}: the program is not differentiated; run `differentiate` first")
@@ -88,16 +88,14 @@ def joints_of(program: Program, name: str) -> dict[str, Joint]:
 
 
 def rewrite_joints(program: Program, name: str, rewrite: Callable[[fx.GraphModule], fx.GraphModule]) -> Program:
-    """The program with every joint graph rewritten, by the pass `name`. Raises PassError."""
+    """The program with every joint graph rewritten by the pass `name`. Raise PassError if it runs too early."""
     joints = joints_of(program, name)
     return replace(program, kinds={kind: replace(each, graph=rewrite(each.graph)) for kind, each in joints.items()})
 
 
 def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:
-    """The joint graph of one unit, of the program `whole`.
-
-    Raises CaptureError naming the unit and the operator for which there is no derivative.
-    """
+    """The joint graph of one unit, of the program `whole`. Raise CaptureError with the unit and the operator that has
+    no derivative."""
     inputs = []
     for node, grad in zip(placeholders(unit.graph.graph), unit.grad_inputs, strict=True):
         value = value_of(node)
@@ -118,7 +116,7 @@ def differentiate_unit(unit: Unit, whole: fx.Graph | None = None) -> Joint:
 
 
 def _refuse_effects(graph: fx.Graph) -> None:
-    """Raise CaptureError for a call whose effect is ordered with others: a check of values that may raise."""
+    """Raise CaptureError for a call with ordered effects: a check of values that may raise."""
     for node in calls(graph):
         if node.target is torch.ops.higher_order.with_effects:
             raise CaptureError(
@@ -128,7 +126,7 @@ def _refuse_effects(graph: fx.Graph) -> None:
 
 
 def _refuse_fixed_size(inputs: list[Any], graph: fx.Graph) -> None:
-    """Raise CaptureError for a derivative that has made a plain number of a size that was free."""
+    """Raise CaptureError for a derivative that fixed a symbolic size to a number."""
     sizes = [size for value in inputs if isinstance(value, torch.Tensor) for size in value.shape]
     if any(isinstance(size, torch.SymInt) and not size.node.expr.free_symbols for size in sizes):
         names = dict.fromkeys(str(node.target) for node in calls(graph) if "_backward" in str(node.target))
@@ -141,7 +139,7 @@ def _refuse_fixed_size(inputs: list[Any], graph: fx.Graph) -> None:
 
 def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:
     numbers = [node for node in calls(whole) if free_unbacked_symbols(value_of(node)) or _is_sized_by_values(node)]
-    if "unbacked" in message and numbers:  # Wherever it is, it fails with the first unit.
+    if "unbacked" in message and numbers:  # in any program it fails with the first unit
         way_out = next((way for name, way in _WAYS_OUT.items() if is_aten(numbers[0], name)), "to pad to a fixed size")
         return (
             f"model: {numbers[0].target} in {module_of(numbers[0])} makes a number or a size of a tensor's values; it "
@@ -158,7 +156,7 @@ def _is_sized_by_values(node: fx.Node) -> bool:
 
 
 def _suspects(unit: Unit, message: str) -> str:
-    """Where it fails: the operator that the message names, else those of others than torch, else the unit's modules."""
+    """The place of a failure: the operator that the message names, else foreign operators, else the unit's modules."""
     named = named_operator(message.replace("::", "."), unit.graph.graph)
     if named:
         return named
@@ -171,8 +169,8 @@ def _suspects(unit: Unit, message: str) -> str:
 def _only_differentiable(unit: Unit) -> fx.GraphModule:
     """The unit with its differentiable results first: the tracer asks for a tangent of each result that needs one.
 
-    It refuses results that share memory with anything, also where an operator returns a view of its own product; so
-    every result is a copy here, and `_own_memory` takes back the needless ones.
+    It refuses results that share memory with anything, also where an operator returns a view of its own product. So
+    every result is a copy here, and `_own_memory` removes the needless ones.
     """
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
@@ -196,7 +194,7 @@ def _flatten(joint: fx.GraphModule, num_inputs: int, order: list[int], unit: Uni
         if node.op == "call_function":
             mapping[node] = graph.node_copy(node, lambda n: mapping[n])
             if is_aten(node, "aten.view.default", "aten._unsafe_view"):
-                mapping[node].target = aten.reshape.default  # kernels may return other strides than their shapes told
+                mapping[node].target = aten.reshape.default  # kernels may return other strides
         elif node.op == "placeholder":
             mapping[node] = graph.placeholder(node.name)
             mapping[node].meta["val"] = node.meta.get("val")
@@ -222,7 +220,8 @@ def _flatten(joint: fx.GraphModule, num_inputs: int, order: list[int], unit: Uni
 
 
 def _own_memory(graph: fx.Graph, result: fx.Node | None, crosses: bool) -> fx.Node | None:
-    """A result that has memory of its own, and no more than it needs, is not copied; a border value is contiguous."""
+    """The result, without its copy if it has memory of its own and no more than it needs; a border value is
+    contiguous."""
     source: Any = result
     while source is not None and is_aten(source, "aten.clone") and _owns(source.args[0]):
         source = source.args[0]
@@ -232,7 +231,7 @@ def _own_memory(graph: fx.Graph, result: fx.Node | None, crosses: bool) -> fx.No
 
 
 def _owns(node: Any) -> bool:
-    """Whether a contiguous result's memory was made by a call of this graph, for it or a view of all of it."""
+    """Whether a call of this graph made a contiguous result's memory, for the result or a view of all of it."""
     root = node
     while is_aten(root, *VIEWS):
         root = root.args[0]
@@ -241,7 +240,7 @@ def _owns(node: Any) -> bool:
 
 
 def _gradient(graph: fx.Graph, source: Source, primal: fx.Node, gradient: fx.Node | None) -> fx.Node:
-    """The gradient of an input; it crosses a border contiguous, as the value did, and is zero where there is none."""
+    """The gradient of an input: contiguous across a border, as the value was, and zero where there is none."""
     if gradient is None:
         return emit(graph, aten.zeros_like.default, primal)
     return emit(graph, aten.contiguous.default, gradient) if source.role == Role.VALUE else gradient

@@ -46,14 +46,14 @@ class EstimateCost:
 
 
 def view_base(node: fx.Node) -> fx.Node:
-    """What a value that is a view lies in the memory of; any other value is its own base."""
+    """The value in whose memory a view lies; any other value is its own base."""
     while is_aten(node, *VIEWS) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def elements(value: Any) -> int:
-    """Elements of all tensors in a value, for a batch of one sample (or the fixed batch, where there is one)."""
+    """Elements of all tensors in a value, for a batch of one sample (or the fixed batch, if there is one)."""
     return sum(math.prod(_one_sample(size) for size in tensor.shape) for tensor in tensors_in(value))
 
 
@@ -94,7 +94,7 @@ def operations(node: fx.Node) -> float:
         return 4.0 * out * _one_sample(keys.shape[-2])
     matrices = [each for each in node.all_input_nodes if _is_matrix(value_of(each))]
     if not str(node.target).startswith("aten.") and len(matrices) > 1:
-        return 2.0 * out * _inner(matrices[0])  # an operator of a user's on two matrices is most likely their product
+        return 2.0 * out * _inner(matrices[0])  # a user's operator on two matrices is most likely their product
     return float(out)
 
 

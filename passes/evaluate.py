@@ -44,7 +44,7 @@ from elaswave_fx.program.trial_values import perturbed
 aten = torch.ops.aten
 
 _DRAWN = 8
-"""How often a model that draws in evaluation is run."""
+"""Evaluation runs of a model that draws random numbers in evaluation."""
 
 
 def evaluation_graph(unit: Unit) -> fx.GraphModule:
@@ -75,7 +75,7 @@ def _use_running_statistics(graph: fx.Graph, node: fx.Node, buffers: dict[str, f
     mean, var = (buffers[name] for name in statistics_of(node) or ())
     with graph.inserting_before(node):
         dtype = value_of(weight).dtype if isinstance(weight, fx.Node) else value_of(mean).dtype
-        if value_of(mean).dtype != dtype:  # kernels want parameters and statistics of one dtype
+        if value_of(mean).dtype != dtype:  # kernels require parameters and statistics of one dtype
             mean, var = (emit(graph, aten._to_copy.default, statistic, dtype=dtype) for statistic in (mean, var))
         op = aten._native_batch_norm_legit_no_training.default
         steady = emit(graph, op, x, weight, bias, mean, var, momentum, eps)
@@ -86,7 +86,8 @@ def _use_running_statistics(graph: fx.Graph, node: fx.Node, buffers: dict[str, f
 
 
 def _use_mean(graph: fx.Graph, node: fx.Node) -> None:
-    """A mask of ones with probability p, divided by p, becomes 1: what dropout of whole channels or paths does."""
+    """Replace a draw by its mean: a mask of ones with probability p, divided by p, becomes 1, as in dropout of whole
+    channels or paths."""
     value = value_of(node)
     sizes = _drawn_sizes(node)
     with graph.inserting_after(node):
@@ -98,7 +99,7 @@ def _use_mean(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _drawn_sizes(node: fx.Node) -> Any:
-    """The sizes of the draw that a value was computed from, None where it has others by now."""
+    """The sizes of the draw behind a value, None if the value has other sizes."""
     draw = node
     while not is_aten(draw, *DRAWS):
         if not draw.all_input_nodes:
@@ -119,11 +120,11 @@ def run_evaluation(
 def evaluation_agrees(
     program: Program, model: torch.nn.Module, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
 ) -> bool:
-    """Whether the derived evaluation equals the model in evaluation mode, on one batch, within rounding; of a model
-    that draws random numbers in evaluation too, within what these do.
+    """Whether the derived evaluation equals the model in evaluation mode on one batch: within rounding, or within the
+    spread of the model's draws in evaluation.
 
-    So it is with other parameters and buffers as well: a gate that starts at 0, or an average that starts as what it
-    averages, hides that the modes differ.
+    Perturbed parameters and buffers must agree too: a gate that starts at 0, or an average that starts at its target,
+    hides a difference between the modes.
     """
     samples = len(next(iter(batch.values()))) if program.dynamic_batch else program.granule
     part = {name: tensor[:samples].clone() for name, tensor in batch.items()}
@@ -132,7 +133,7 @@ def evaluation_agrees(
     try:
         if not _agrees(program, model, state, part):
             return False
-        with state_kept(model), contextlib.suppress(RuntimeError, ValueError):  # What may not be moved is not.
+        with state_kept(model), contextlib.suppress(RuntimeError, ValueError):  # state that cannot be moved is not
             moved = {name: perturbed(tensor, name) for name, tensor in state.items()}
             with torch.no_grad():
                 for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -165,9 +166,9 @@ def _agrees(
 
 def _seeded(model: torch.nn.Module, batch: Mapping[str, torch.Tensor], seed: int) -> tuple[float, float]:
     try:
-        with torch.no_grad():  # As people evaluate: forward may ask.
+        with torch.no_grad():  # as in usual evaluation: forward may check
             return _values(model, batch, seed)
-    except RuntimeError:  # Forward itself takes gradients.
+    except RuntimeError:  # forward itself takes gradients
         with torch.enable_grad():
             return _values(model, batch, seed)
 

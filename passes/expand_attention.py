@@ -60,7 +60,7 @@ def _expanded(graph: fx.Graph, node: fx.Node, masks: dict[tuple[int, int], fx.No
 
 
 def _masked(graph: fx.Graph, node: fx.Node, scores: fx.Node, masks: dict[tuple[int, int], fx.Node]) -> fx.Node:
-    """Scores with -inf where the mask is False, or with the mask of numbers added."""
+    """Scores with -inf where the mask is False, or plus the mask of numbers."""
     mask = argument(node, "attn_mask")
     if argument(node, "is_causal", False):
         hidden = _future(graph, scores, masks)
@@ -74,7 +74,7 @@ def _masked(graph: fx.Graph, node: fx.Node, scores: fx.Node, masks: dict[tuple[i
 
 
 def _future(graph: fx.Graph, scores: fx.Node, masks: dict[tuple[int, int], fx.Node]) -> fx.Node:
-    """What a causal mask hides; one for all attentions of the same size."""
+    """The positions that a causal mask hides; shared by all attentions of the same size."""
     size = (fixed_size(value_of(scores).shape[-2]), fixed_size(value_of(scores).shape[-1]))
     if size not in masks:
         ones = emit(graph, aten.ones.default, list(size), dtype=torch.bool, device=value_of(scores).device)

@@ -1,8 +1,7 @@
 """find_couplings: find operators that couple the samples of a batch, and refuse losses that are means.
 
-The analysis (`program/coupling.py`) runs the program on the batch that it was captured with, whole and in parts. A
-program that is coupled runs granule by granule from here on. Values whose rows are sorted across samples for a while
-are marked: no unit ends there.
+The analysis (`program/coupling.py`) runs the program on its capture's batch, whole and in parts. A coupled program runs
+granule by granule from here on. Values whose rows are temporarily sorted across samples are marked: no unit ends there.
 
     batch_norm over [B, 16, 8, 8]   ->   batch_coupled = ("aten._native_batch_norm_legit.no_stats in stem_norm",)
 """

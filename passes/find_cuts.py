@@ -69,7 +69,7 @@ class FindCuts:
         return cuts
 
     def _candidates(self, live: list[int | None], flops: list[float]) -> dict[int, int]:
-        """Position after which a cut may be -> bytes alive there; one between every two heavy calls."""
+        """Position after a possible cut -> bytes live there; one between every two heavy calls."""
         heavy = [i for i, amount in enumerate(flops) if amount >= self.heavy_share * sum(flops)]
         found = {}
         for first, last in zip([-1, *heavy], heavy, strict=False):
@@ -83,8 +83,7 @@ class FindCuts:
         return self._rises(widths, number, -1) and self._rises(widths, number, 1)
 
     def _rises(self, widths: list[int], number: int, step: int) -> bool:
-        """Whether the first candidate of another width, walking away by `step`, is a wider one; true if there is
-        none."""
+        """Whether the nearest candidate of another width in direction `step` is wider; true if there is none."""
         here, at = widths[number], number + step
         while 0 <= at < len(widths):
             if widths[at] > self.slack * here:
@@ -96,7 +95,7 @@ class FindCuts:
 
 
 def _best_in_heaviest(candidates: dict[int, int], cuts: list[int], flops: list[float]) -> int:
-    """The narrowest candidate, of equal ones the most even, inside the heaviest unit that has one."""
+    """The narrowest candidate, then the most even, inside the heaviest unit that has one."""
     spans = [(first + 1, last + 1) for first, last in itertools.pairwise([-1, *cuts, len(flops) - 1])]
     open_spans = [(lo, hi) for lo, hi in spans if any(lo <= i < hi - 1 for i in candidates)]
     lo, hi = max(open_spans, key=lambda span: sum(flops[span[0] : span[1]]))
@@ -105,7 +104,7 @@ def _best_in_heaviest(candidates: dict[int, int], cuts: list[int], flops: list[f
 
 
 def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:
-    """Bytes per sample alive after each MAIN call; None where the program cannot be cut."""
+    """Bytes per sample live after each MAIN call; None where the program cannot be cut."""
     axes = locate_samples(program)
     order = {node: i for i, node in enumerate(main)}
     end = len(main)
@@ -123,7 +122,7 @@ def live_bytes(program: Program, main: list[fx.Node]) -> list[int | None]:
 
 
 def _last_of_fold(program: Program, order: dict[fx.Node, int]) -> dict[fx.Node, int]:
-    """The values of a fold leave together: each lives until the last of them is there."""
+    """The last value of each fold: they leave together, so each lives until the last is computed."""
     groups: dict[str, list[fx.Node]] = {}
     for node, result in zip(output_nodes(program.graph.graph), program.results, strict=True):
         if result.kind == ResultKind.FOLD and node in order:
@@ -132,8 +131,8 @@ def _last_of_fold(program: Program, order: dict[fx.Node, int]) -> dict[fx.Node, 
 
 
 def _can_cross(program: Program, node: fx.Node, axes: SampleAxes) -> bool:
-    """Single tensors cross, in slices of samples or, when micro-batches are whole granules, as a whole. Sizes are made
-    anew where they are needed."""
+    """Whether a value can cross a border: single tensors, in slices of samples or, when micro-batches are whole
+    granules, whole. Sizes are recomputed where needed."""
     value = value_of(node)
     if isinstance(value, (torch.SymInt, int)):
         return True

@@ -6,10 +6,10 @@ A fold is applied to the buffer once per granule, wherever the granule was compu
     after:  the graph returns batch_mean(x) * 0.1 as FOLD value 0 of "bn.running_mean";
             fold(old, value) = old * 0.9 + value, applied granule by granule in order, by whoever keeps the buffer
 
-An update that no sample has a part in, as of a counter or a power iteration, is the same in every granule; its fold,
-fold(old, value) = value, is applied once per step. One that does not split, as of a memory that the loss reads too, is
-the same fold, and right where a granule is the whole batch (`Program.whole_batch`). Whatever a step reads of a buffer
-is what the step began with, or what the step itself made of that.
+An update without samples, such as a counter or a power iteration, is the same in every granule; its fold, fold(old,
+value) = value, is applied once per step. An update that does not split, such as a memory that the loss reads too, has
+the same fold, which is right where a granule is the whole batch (`Program.whole_batch`). A step reads a buffer as it
+was at the start of the step, or as the step itself computed it from that.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FoldBuffers:
 
 @dataclass(frozen=True)
 class _Update:
-    """The values that a granule yields, and the fold that takes them; why it does not split, if it does not."""
+    """The values that a granule yields, and the fold that takes them; or why the update does not split."""
 
     values: list[fx.Node]
     fold: Fold
@@ -98,7 +98,7 @@ def _overwrite(buffer: str, new: fx.Node, per_step: bool = False) -> _Update:
 
 
 def _reason_not_to_split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> str:
-    """Why an update cannot be made of its old value and what a granule yields; empty if it can."""
+    """Why an update does not split into its old value and a granule's values; empty if it does."""
     inside = _dependents(old)
     needed = {new} | _ancestors(new)
     for node in old.graph.nodes:
@@ -113,7 +113,7 @@ def _reason_not_to_split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[f
 
 
 def _split(buffer: str, old: fx.Node, new: fx.Node) -> _Update:
-    """What depends on the old value becomes the fold; what that reads besides are the values."""
+    """Split into the fold, which depends on the old value, and its other inputs, the values."""
     inside = _dependents(old)
     body = [node for node in old.graph.nodes if node in inside and node is not old]
     frontier = _frontier(inside, old)
@@ -121,13 +121,13 @@ def _split(buffer: str, old: fx.Node, new: fx.Node) -> _Update:
 
 
 def _frontier(inside: set[fx.Node], old: fx.Node) -> list[fx.Node]:
-    """What nodes that depend on the old value read besides, in graph order."""
+    """Other inputs of the nodes that depend on the old value, in graph order."""
     body = [node for node in old.graph.nodes if node in inside and node is not old]
     return list(dict.fromkeys(source for node in body for source in node.all_input_nodes if source not in inside))
 
 
 def _of_samples(graph: fx.Graph) -> set[fx.Node]:
-    """All that depends on a sample, on a draw for a sample, or on the number of samples."""
+    """Nodes that depend on a sample, on a draw for a sample, or on the number of samples."""
     found: set[fx.Node] = set()
     for node in placeholders(graph):
         if source_of(node).role in (Role.INPUT, Role.KEYS):

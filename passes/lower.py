@@ -1,6 +1,6 @@
 """lower: a compiled program becomes an artifact: native programs by name, buckets, and bindings of every unit.
 
-Names stand for what they belonged to; places are indices from here on:
+Names are kept for kinds and tensors; places are indices from here on:
 
     kind 825237634c01eb8e -> programs "825237634c01eb8e.forward", ".backward", ".evaluate", and where the pipeline
                              splits the backward programs ".backward_inputs", ".backward_weights"
@@ -53,14 +53,14 @@ from elaswave_fx.program.text import program_text
 
 GroupOf = Callable[[str, ParamSpec], int]
 _WORD, _ALIGNMENT = 4, 8
-"""Bytes: in an element of a bucket of buffers, and between the beginnings of two of them."""
+"""Bytes of an element of a bucket of buffers, and alignment of buffers in bytes."""
 
 
 def lower(program: Program, group_of: GroupOf, evaluation_exact: bool) -> Artifact:
     """The artifact of a program whose kinds are split derivatives.
 
-    `group_of` gives the optimizer group of a parameter; `evaluation_exact` says whether the derived evaluation graph
-    was found equal to the model in evaluation mode.
+    `group_of` gives the optimizer group of a parameter; `evaluation_exact`: whether the derived evaluation graph equals
+    the model in evaluation mode.
     """
     buckets = (*make_buckets(program, group_of), *make_buffer_buckets(program))
     binder = _Binder(program, buckets)
@@ -112,7 +112,7 @@ def _fold(program: Program, fold: Fold) -> FoldSpec:
 
 
 def _fold_values(program: Program, fold: Fold) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """(dtype, shape) of what one granule yields."""
+    """(dtype, shape) of the values that one granule yields."""
     values = [value_of(node) for node in placeholders(fold.graph.graph)[1:]]
     symbol = batch_symbol(program)
     return tuple((_dtype(value.dtype), fixed_shape(value, symbol, program.granule)) for value in values)
@@ -131,7 +131,8 @@ def _programs(unit: Unit, derivative: Derivative) -> dict[str, Any]:
 
 
 def make_buckets(program: Program, group_of: GroupOf) -> tuple[BucketSpec, ...]:
-    """Trained parameters by (unit, optimizer group, dtype) in order of first use; tied ones alone, with all users."""
+    """Trained parameters by (unit, optimizer group, dtype) in order of first use; tied parameters separately, with all
+    users."""
     users: dict[str, list[int]] = {}
     for unit in program.units:
         for source, trained in zip(unit.sources, unit.grad_inputs, strict=True):
@@ -160,8 +161,8 @@ def _bucket(program: Program, key: tuple[Any, ...], names: list[str], users: tup
 
 
 def make_buffer_buckets(program: Program) -> tuple[BucketSpec, ...]:
-    """Buffers that training changes by the unit that updates them; those that other units read, too, by all of them;
-    those that change once per step by themselves."""
+    """Buffers that training changes: by their updating unit; by all reading units where others read them too; separate
+    if they change once per step."""
     readers = {
         fold.buffer: {unit.index for unit in program.units if Source(Role.BUFFER, fold.buffer) in unit.sources}
         for fold in program.folds
@@ -241,9 +242,7 @@ class _Binder:
 
 def _kept_bytes(unit: Unit, derivative: Derivative, batch: int) -> tuple[int, int]:
     """Bytes per sample kept for backward, and between its halves, without what is kept anyway (parameters, constants).
-
-    Views count as what they are views of, once.
-    """
+    Views count as their base, once."""
     anyway = {
         node for node, source in zip(placeholders(derivative.forward.graph), unit.sources, strict=True)
         if source.role in (Role.PARAM, Role.CONSTANT, Role.BUFFER)
@@ -258,5 +257,5 @@ def _kept_bytes(unit: Unit, derivative: Derivative, batch: int) -> tuple[int, in
 
 
 def _bytes_of(nodes: Sequence[fx.Node | None], anyway: set[fx.Node]) -> int:
-    """Of the memory that these values lie in, each piece once."""
+    """Bytes of the memory behind these values, each piece once."""
     return sum(value_bytes(value_of(base)) for base in {view_base(n) for n in nodes if n is not None} - anyway)

@@ -1,7 +1,7 @@
-"""normalize: bring a captured graph into the one form that later passes know.
+"""normalize: bring a captured graph into the one form that later passes accept.
 
-Calls that compute nothing go, parameters that are only read rounded are kept so, sparse gradients become dense, running
-statistics become arithmetic:
+Calls that compute nothing are removed, parameters that are only read rounded are kept rounded, sparse gradients become
+dense, running statistics become arithmetic:
 
     before: _assert_tensor_metadata(x); y = to.dtype(x, float32)  # x is float32 already
             linear(x, _to_copy(weight, bfloat16))  # the only reader of weight
@@ -47,8 +47,8 @@ _CHECKS = (
     "aten.sym_constrain_range",
     "aten.sym_constrain_range_for_size",
 )
-# A view is right for the strides that its argument had when it was captured. Operators may return others when they are
-# differentiated, as attention does where its mask is learned; reshape copies where it must.
+# A view is valid for the strides that its argument had at capture. Differentiated operators may return others, as
+# attention with a learned mask does; reshape copies where it must.
 _VIEWS = ("aten.view.default", "aten._unsafe_view")
 _SQUEEZES = ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -94,7 +94,7 @@ class Normalize:
 
 
 def _asks_for_sparse(node: fx.Node) -> bool:
-    """True for an embedding, or a bag of them, with sparse gradients: they cannot be summed over ranks box by box."""
+    """Whether an embedding, or a bag of them, has sparse gradients, which cannot be summed over ranks box by box."""
     names = ("aten.embedding", "aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only")
     return is_aten(node, *names) and bool(argument(node, "sparse", False))
 
@@ -109,8 +109,8 @@ def _make_dense(node: fx.Node) -> None:
 
 
 def _keep_rounded(graph: fx.Graph, node: fx.Node) -> None:
-    """A parameter that every reader rounds alike, it or a view of it, is read rounded: gathered, kept and
-    differentiated as such."""
+    """Keep a parameter rounded if every reader rounds it, or a view of it, alike: it is gathered, kept and
+    differentiated so."""
     if source_of(node).role != Role.PARAM:
         return
     views, readers = _views_and_readers(node)
@@ -126,7 +126,7 @@ def _keep_rounded(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _views_and_readers(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The views of a value, those of views included, and who reads it or one of them."""
+    """All views of a value, nested ones included, and the readers of the value and its views."""
     views: list[fx.Node] = []
     readers: list[fx.Node] = []
     waiting = [node]
@@ -142,7 +142,7 @@ def _views_and_readers(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 
 def _as_read(program: Program, role: Role) -> dict[str, Any]:
     """Specs with the dtypes that the graph reads: rounded parameters; running statistics in single precision, whatever
-    they were captured in."""
+    their dtype at capture."""
     specs: dict[str, Any] = dict(program.params if role == Role.PARAM else program.buffers)
     for node in placeholders(program.graph.graph):
         if source_of(node).role == role:
@@ -157,7 +157,7 @@ def _tensor_argument(node: fx.Node) -> fx.Node:
 
 
 def _is_no_op_copy(node: fx.Node) -> bool:
-    """A copy to what a tensor already is: in a functional graph nobody can tell."""
+    """Whether a copy changes nothing: a functional graph cannot observe it."""
     if not is_aten(node, "aten.to", "aten._to_copy", "aten.clone") or node.kwargs.get("memory_format") is not None:
         return False
     source, result = value_of(_tensor_argument(node)), value_of(node)
@@ -172,8 +172,8 @@ def _is_whole_slice(node: fx.Node) -> bool:
 
 
 def _keep_samples(node: fx.Node) -> None:
-    """squeeze takes away the dimensions that had one element in the captured batch, and never that of the samples, of
-    which a rank may have one."""
+    """Keep the sample dimension in squeeze, which drops dimensions of one element at capture: a rank may have one
+    sample."""
     shape = value_of(_tensor_argument(node)).shape
     asked: Any = argument(node, "dim")
     places = range(len(shape)) if asked is None else [asked] if isinstance(asked, int) else asked
@@ -186,7 +186,7 @@ def _keep_samples(node: fx.Node) -> None:
 
 
 def _spell_out_copy(graph: fx.Graph, node: fx.Node) -> None:
-    """copy(old, new) is `new` in the shape and dtype of `old`; unlike copy, that has a derivative."""
+    """Replace copy(old, new) by `new` in the shape and dtype of `old`, which has a derivative."""
     old, new = node.args[:2]
     assert isinstance(old, fx.Node) and isinstance(new, fx.Node)
     with graph.inserting_before(node):
@@ -199,7 +199,7 @@ def _spell_out_copy(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
-    """Training statistics become plain arithmetic over the batch; their values are what a fold needs.
+    """Replace training statistics by plain arithmetic over the batch, whose values the fold needs.
 
     Source of the formulas: torch.nn.BatchNorm2d (the running variance takes the unbiased batch variance).
     """
@@ -220,7 +220,7 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
         set_statistics(call, buffers)
         out = emit(graph, operator.getitem, call, 0, like=node)
         steady = emit(graph, aten.detach.default, x, like=node)
-        if value_of(x).dtype in _LOW_PRECISION:  # small steps of an average would be lost in it
+        if value_of(x).dtype in _LOW_PRECISION:  # small increments of an average would be lost in it
             steady = emit(graph, aten._to_copy.default, steady, dtype=torch.float32, like=node)
         for statistic in (mean, var):
             if value_of(statistic).dtype in _LOW_PRECISION:
@@ -235,7 +235,7 @@ def _spell_out_batch_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _buffer_of(statistic: fx.Node, norm: fx.Node) -> str:
-    """The buffer that a running statistic is in; a module that is called again goes on from what its last call made."""
+    """The buffer of a running statistic; a repeated call of a module continues from its last call's value."""
     first = _attached(statistic)
     while is_aten(first, "aten.add"):  # as _blend writes it
         kept = first.args[0]
@@ -251,14 +251,14 @@ def _buffer_of(statistic: fx.Node, norm: fx.Node) -> str:
 
 
 def _attached(node: fx.Node) -> fx.Node:
-    """What a value is without the `detach` of a block under torch.no_grad()."""
+    """A value without the `detach` of a block under torch.no_grad()."""
     while is_aten(node, "aten.detach") and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def _drop_casts(statistic: fx.Node) -> None:
-    """The casts that would round a statistic to the dtype of the captured buffer."""
+    """Remove casts that would round a statistic to the dtype of the captured buffer."""
     for user in list(statistic.users):
         if is_aten(user, "aten._to_copy", "aten.to"):
             user.replace_all_uses_with(statistic)

@@ -4,9 +4,9 @@
     Pipeline.parse(str(STANDARD)) == STANDARD
     run_passes(capture(...), STANDARD.passes)  ->  units and the split derivative of each kind; then `lower`
 
-The text has every option, also those that nobody set: kept in a recipe or in an artifact it means the same when a
-default has changed. Passes of the user's are written as their import paths. assign_stages is no pass of a pipeline: it
-works on the artifact, for every topology anew.
+The text has every option, defaults included: in a recipe or an artifact it keeps its meaning when a default changes.
+User passes are written as their import paths. assign_stages is not part of a pipeline: it works on the artifact, for
+every topology anew.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pipeline:
 
     @staticmethod
     def parse(text: str, base: Pipeline | None = None) -> Pipeline:
-        """The pipeline of a text. Options that it leaves out are those of `base`, else the defaults.
+        """The pipeline of a text. Omitted options are those of `base`, else the defaults.
 
         Raises ConfigError that names the column, the pass or option, and the nearest valid one.
         """
@@ -89,7 +89,7 @@ class Pipeline:
         return Pipeline(self.passes[: self._names().index(name)])
 
     def with_pass(self, step: Pass, *, after: str | None = None, before: str | None = None) -> Pipeline:
-        """This pipeline and a pass more, right after the last or before the first one of a name.
+        """This pipeline with one more pass, right after the last or before the first pass of a name.
 
         Raises ConfigError for a name that no pass has; the nearest valid one is named.
         """
@@ -101,7 +101,7 @@ class Pipeline:
         return Pipeline((*self.passes[:place], step, *self.passes[place:]))
 
     def refuse_incomplete(self) -> None:
-        """Raise ConfigError if a pass that others or lowering need is missing, doubled, or out of its place."""
+        """Raise ConfigError if a required pass is missing, doubled, or out of place."""
         found = [name for name in self._names() if name in _NEEDED]
         for wanted, name in itertools.zip_longest(_NEEDED, found):
             if wanted not in found:
@@ -119,7 +119,7 @@ def may_be_left_out(name: str) -> bool:
 
 
 def is_users(step: Pass) -> bool:
-    """Whether a pass is none of the compiler's."""
+    """Whether a pass is a user's."""
     return type(step) is not BUILT_IN.get(step.name)
 
 
@@ -152,7 +152,7 @@ STANDARD = Pipeline(tuple(kind() for kind in BUILT_IN.values()))
 
 @dataclass(frozen=True)
 class Report:
-    """What the runner saw: seconds per pass, in order."""
+    """Measurements of the runner: seconds per pass, in order."""
 
     seconds: tuple[tuple[str, float], ...]
 
@@ -160,8 +160,8 @@ class Report:
 def run_passes(program: Program, passes: Sequence[Pass], dump: Path | None = None) -> tuple[Program, Report]:
     """Apply passes in order and verify after each.
 
-    `dump`: a folder for the graphs, `00-capture.txt` and `NN-NAME.txt` after each pass; those of an earlier run go.
-    What a pass that fails was given is there when it fails.
+    `dump`: a folder for the graphs, `00-capture.txt` and `NN-NAME.txt` after each pass; older graphs are deleted. The
+    input of a failing pass is there when it fails.
 
     Raises PassError or CaptureError from the pass or the verifier.
     """
@@ -191,7 +191,7 @@ def _clear(folder: Path) -> None:
 
 
 def _dump(folder: Path, number: int, name: str, program: Program) -> None:
-    """Write one file; a reader sees all of it or none."""
+    """Write one file atomically."""
     path = folder / f"{number:02d}-{name}.txt"
     partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(render(program))

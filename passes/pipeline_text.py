@@ -28,7 +28,7 @@ _WORDS: Mapping[str, object] = {"null": None, "true": True, "false": False}
 
 @dataclass(frozen=True)
 class PassText:
-    """A pass as it is written: its name, the column where that starts (from 1), and the options that are given."""
+    """A pass as written: its name, the column of the name (from 1), and the given options."""
 
     name: str
     column: int
@@ -36,7 +36,7 @@ class PassText:
 
 
 def read_text(text: str) -> tuple[PassText, ...]:
-    """The passes of a text, in order. Raises ConfigError that names the column, what stands there and what may."""
+    """The passes of a text, in order. Raise ConfigError with the column, the text there and what is allowed."""
     return _Reader(text).pipeline()
 
 
@@ -65,7 +65,7 @@ class _Token:
 
 
 class _Reader:
-    """Reads a text from the left to the right with one token of lookahead."""
+    """Parses a text from left to right with one token of lookahead."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -64,7 +64,6 @@ def _is_causal(mask: torch.Tensor) -> bool:
 
 
 def _set_mask(node: fx.Node, causal: bool) -> None:
-    """Give the call the flag instead of a mask."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     given["attn_mask"], given["is_causal"] = None, causal

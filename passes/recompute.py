@@ -1,10 +1,10 @@
-"""recompute: split every joint graph into a forward and a backward program, and decide what is kept between them.
+"""recompute: split every joint graph into a forward and a backward program, and choose the values kept between them.
 
     none   keep every forward result that the backward pass reads
     light  keep results of products, attention and normalization; make elementwise results again
     full   keep only the unit's inputs; run its forward pass again
 
-Views, keyed draws and casts of parameters are always made again: they cost nothing, or less than the memory that would
+Views, keyed draws and casts of parameters are always recomputed: they cost nothing, or less than the memory that would
 hold them.
 """
 
@@ -126,7 +126,7 @@ def _keep(node: fx.Node, policy: Policy) -> bool:
     if policy == "full" or isinstance(value, (tuple, list)):
         return False
     if not isinstance(value, torch.Tensor):
-        return True  # a size takes no memory worth counting
+        return True  # a size takes negligible memory
     maker = node.args[0] if is_getitem(node) else node
     assert isinstance(maker, fx.Node)
     if is_aten(maker, *DRAWS, *VIEWS):

@@ -1,6 +1,6 @@
-"""replicate_invariants: what is the same for every sample is computed once per rank and only expanded.
+"""replicate_invariants: compute values that are the same for every sample once per rank, and only expand them.
 
-Masks and tables are often written out for the whole batch although no sample enters them. Such a value is built for
+Masks and tables are often written out for the whole batch although they depend on no sample. Such a value is built for
 one sample instead, from constants alone; `cut_units` then makes it a constant that no block saves or sends.
 
     before: mask [B, 1, 64, 64] = arange(B) ... le ... expand
@@ -31,14 +31,14 @@ from elaswave_fx.program.ir import (
 from elaswave_fx.program.samples import batch_symbol, fixed_shape, sample_dims, sized_axis
 
 aten = torch.ops.aten
-# Operators that look at their first argument's shape, dtype and device only.
+# Operators that use only the shape, dtype and device of their first argument.
 _SHAPE_ONLY = (
     "aten.sym_size", "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like", "aten.new_zeros",
     "aten.new_ones", "aten.new_full",
 )  # fmt: skip
 _TRIAL_SIZES = (2, 3)
 _MOST_SAMPLES, _MOST_ELEMENTS = 4096, 1 << 21
-"""Of a third trial, for what differs from the thousandth sample on."""
+"""Bounds of a third trial, for values that differ only in large batches."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ReplicateInvariants:
 
 
 def _merge_equal(program: Program) -> None:
-    """Equal calls on equal constants become one: every block writes out its own mask and its own table."""
+    """Merge equal calls on equal constants: every block writes out its own mask and table."""
     kinds = natures(program)
     first: dict[str, fx.Node] = {}
     for node in list(calls(program.graph.graph)):
@@ -70,7 +70,8 @@ def _merge_equal(program: Program) -> None:
 
 
 class _Hoister:
-    """Finds values that depend on nothing but the batch size, tries them at some sizes, and rebuilds the equal ones."""
+    """Finds values that depend only on the batch size, tests them at some sizes, and rebuilds those that do not
+    vary."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -115,10 +116,10 @@ class _Hoister:
         return True
 
     def _trial(self, node: fx.Node, batch: int) -> torch.Tensor | None:
-        """The value at a concrete batch size; None if it reads a buffer, whose data is not at hand."""
+        """The value at a concrete batch size; None if it reads a buffer, whose data is not available."""
 
         def blank(call: fx.Node) -> tuple[fx.Node, torch.Tensor] | None:
-            """Zeros for an argument of which only the shape matters."""
+            """Zeros for an argument whose shape alone matters."""
             if not is_aten(call, *_SHAPE_ONLY):
                 return None
             like = call.args[0]

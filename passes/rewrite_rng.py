@@ -44,15 +44,15 @@ from elaswave_fx.program.samples import locate_samples, sample_dims
 aten = torch.ops.aten
 
 _SELU_LIMIT = 1.7580993408473766
-"""What alpha dropout puts in the place of a dropped element, negated (Klambauer et al. 2017, section 3)."""
+"""Negated replacement of an element dropped by alpha dropout (Klambauer et al. 2017, section 3)."""
 
 _DISTINCT = 1 << 24
-"""How many numbers a uniform draw can give."""
+"""Number of distinct values of a uniform draw."""
 
 
 @dataclass(frozen=True)
 class RewriteRng:
-    """Give every random draw a key that does not know ranks, stages or call order."""
+    """Key every random draw independently of ranks, stages and call order."""
 
     name: ClassVar[str] = "rewrite_rng"
 
@@ -73,7 +73,7 @@ class RewriteRng:
 
 
 def refuse_hidden_randomness(graph: fx.Graph, after: str) -> None:
-    """Raise CaptureError for an operator that still draws randomness by itself."""
+    """Raise CaptureError for an operator that still draws from a hidden generator."""
     for node in calls(graph):
         if draws_randomness(node):
             raise CaptureError(
@@ -83,7 +83,7 @@ def refuse_hidden_randomness(graph: fx.Graph, after: str) -> None:
 
 
 def _note_rounded_draw(node: fx.Node) -> None:
-    """floor(rand + p) is a draw of ones with probability p too."""
+    """Note the mean of floor(rand + p), a draw of ones with probability p."""
     if not is_aten(node, "aten.floor"):
         return
     added = node.args[0]
@@ -94,7 +94,8 @@ def _note_rounded_draw(node: fx.Node) -> None:
 
 
 def _note_alpha_dropout(mask: fx.Node) -> None:
-    """Alpha dropout scales by mask * a, shifts by (mask - 1) * a * limit + a * limit * p; evaluation does neither."""
+    """Note the means of alpha dropout, which scales by mask * a and shifts by (mask - 1) * a * limit + a * limit * p;
+    evaluation does neither."""
     keep = mean_of(mask)
     if keep is None or not 0.0 < keep < 1.0:
         return
@@ -108,7 +109,7 @@ def _note_alpha_dropout(mask: fx.Node) -> None:
 
 
 def _next(node: fx.Node | None, operator: str, number: float) -> fx.Node | None:
-    """The call that takes a node by an operator with a number."""
+    """The user of a node that applies an operator with a number."""
     for user in node.users if node is not None else ():
         if is_aten(user, operator) and isinstance(user.args[1], (int, float)) and math.isclose(user.args[1], number):
             return user
@@ -166,7 +167,6 @@ class _Rewriter:
                 self.graph.erase_node(node)
 
     def rewrite(self, node: fx.Node) -> None:
-        """Replace one call, if it draws."""
         if is_aten(node, "aten.native_dropout"):
             self._dropout(node)
             return
@@ -212,9 +212,9 @@ class _Rewriter:
         return self.next_index - 1
 
     def _place(self, node: fx.Node) -> tuple[fx.Node, SampleAxis | None]:
-        """The keys to draw the tensor of `node` with, and where its samples lie."""
+        """The keys and the sample axis of a draw of the tensor of `node`."""
         if self.axes.symbol is None:
-            # A program of one fixed batch size runs granule by granule: the granule's first key serves it all.
+            # A program of one fixed batch size runs granule by granule: the granule's first key serves all of it.
             return emit(self.graph, aten.slice.Tensor, self.keys, 0, 0, 1), None
         axis = self.axes.of(node)
         if axis is not None:
@@ -227,7 +227,7 @@ class _Rewriter:
         return self.step_keys, None
 
     def _draw(self, node: fx.Node, op: Any, dtype: torch.dtype | None = None) -> fx.Node:
-        """A keyed draw of the shape of `node`, and of its dtype unless told otherwise."""
+        """A keyed draw of the shape of `node`, by default of its dtype."""
         value = value_of(node)
         if value.is_complex():
             raise CaptureError(
@@ -248,7 +248,7 @@ class _Rewriter:
         return self._flattened(drawn, axis)
 
     def _with_own_samples(self, x: fx.Node, like: fx.Node, axis: SampleAxis) -> fx.Node:
-        """[..., outer * samples * period, ...] as [..., outer, samples * period, ...]."""
+        """The tensor [..., outer * samples * period, ...] as [..., outer, samples * period, ...]."""
         total = emit(self.graph, aten.sym_size.int, x, axis.axis, like=like)
         inner = emit(self.graph, operator.floordiv, total, axis.outer)
         sizes: list[Any] = [total if isinstance(s, torch.SymInt) else s for s in value_of(x).shape]
@@ -316,7 +316,7 @@ class _Rewriter:
         return emit(self.graph, aten.log1p.default, negated, like=node)
 
     def _geometric(self, node: fx.Node) -> fx.Node:
-        """1 + floor(log(1 - u) / log(1 - p)): how many trials until one of probability p succeeds."""
+        """1 + floor(log(1 - u) / log(1 - p)): trials until the first success of probability p."""
         p = argument(node, "p")
         failed = -1.0 / math.log1p(-p) if p < 1.0 else 0.0
         scaled = emit(self.graph, aten.mul.Scalar, self._log_uniform(node, node), -failed, like=node)
@@ -331,7 +331,7 @@ class _Rewriter:
         return emit(self.graph, aten._to_copy.default, spread, dtype=value_of(node).dtype, like=node)
 
     def _leaky(self, node: fx.Node) -> fx.Node:
-        """x where it is positive, else x times a slope, drawn in training, in evaluation the mean."""
+        """x where it is positive, else x times a slope: drawn in training, its mean in evaluation."""
         x, low, high = node.args[0], argument(node, "lower", 1 / 8), argument(node, "upper", 1 / 3)
         mean = (low + high) / 2
         if not argument(node, "training", False):

@@ -1,4 +1,4 @@
-"""simplify: take out of joint graphs the views that undo each other, and sizes that are worked out twice.
+"""simplify: remove views that undo each other from joint graphs, and sizes that are computed twice.
 
 Differentiation leaves a transposition for every transposed operand, and one more to take it back. At small widths the
 calls take longer than the products between them.
@@ -36,7 +36,7 @@ class Simplify:
 
 
 def simplified(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a functional graph without what its rules find needless."""
+    """A copy of a functional graph without needless calls."""
     module = copy_graph(module)
     graph = module.graph
     sizes: dict[Any, fx.Node] = {}
@@ -84,9 +84,9 @@ def _permutation(node: fx.Node) -> list[int]:
 
 
 def _reshaped_from_first(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """Only the last of several shapes counts; one that was there already does not.
+    """A reshape from the first of a chain of shapes; the source itself if it has the last shape already.
 
-    A reshape may have copied, for all of its readers: it stays if it has others.
+    An inner reshape with other readers stays: it may have copied for all of them.
     """
     if not is_aten(node, "aten.reshape"):
         return None
@@ -102,7 +102,7 @@ def _reshaped_from_first(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _sum_without_axis(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """A call that drops its axis, instead of a sum that keeps it only for a reshape to drop it."""
+    """A sum that drops its axis, instead of a sum that keeps it for a reshape to drop."""
     total = node.args[0] if is_aten(node, "aten.reshape") else None
     if not isinstance(total, fx.Node) or not is_aten(total, "aten.sum.dim_IntList") or len(total.users) > 1:
         return None

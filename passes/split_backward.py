@@ -1,12 +1,12 @@
-"""split_backward: every backward program also as two halves, so that a schedule can run the second one later.
+"""split_backward: split every backward program in two halves, so that a schedule can run the second one later.
 
-The first half gives the gradients that the stage before waits for. What the second one needs besides is held between
-them; gradients of parameters, which nobody waits for before the reduction, are its results.
+The first half gives the gradients that the previous stage waits for. Other inputs of the second half are held between
+them. It gives the gradients of parameters, which only the reduction waits for.
 
     backward(saved, dh') -> (dh, dW)    =>    inputs(saved, dh') -> (dh, held)    weights(held) -> dW
 
-Every call stays the call that it was and runs once, in the order and on the operands of the whole program, so no bit
-changes. A convolution, of which one call gives both kinds of gradients, is asked for each alone.
+Every call runs once, in the order and on the operands of the whole program, so no bit changes. A convolution, whose one
+call gives both kinds of gradients, is called once for each kind.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from elaswave_fx.program.ir import (
 
 _MASKED = "aten.convolution_backward"
 _OF_INPUT = 0
-"""The place of the input's gradient among the results of a convolution; the others are of parameters."""
+"""Position of the input's gradient among the results of a convolution; the others are of parameters."""
 
 
 @dataclass(frozen=True)
 class SplitBackward:
-    """Let gradients of parameters be computed later than those that the stage before waits for."""
+    """Delay gradients of parameters behind the gradients that the previous stage waits for."""
 
     name: ClassVar[str] = "split_backward"
 
@@ -71,7 +71,7 @@ def _halves(unit: Unit, derivative: Derivative) -> Halves | None:
 
 
 def _needed(outputs: list[fx.Node | None]) -> set[fx.Node]:
-    """The calls and placeholders that outputs are made from, and themselves."""
+    """The outputs, and all calls and placeholders they depend on."""
     found: set[fx.Node] = set()
     stack = [node for node in outputs if node is not None]
     while stack:
@@ -83,10 +83,8 @@ def _needed(outputs: list[fx.Node | None]) -> set[fx.Node]:
 
 
 def _held(graph: fx.Graph, of_weights: list[fx.Node | None], early: set[fx.Node]) -> list[fx.Node]:
-    """What the second half starts from, in graph order: what it reads of the first half or of its inputs.
-
-    A view of something that is held anyway is made again.
-    """
+    """Inputs of the second half, in graph order: values that it reads of the first half or of its inputs. A view of a
+    held value is recomputed."""
     given = early | set(placeholders(graph))
     read: set[fx.Node] = set()
     for node in _needed(of_weights) - given:
@@ -97,14 +95,14 @@ def _held(graph: fx.Graph, of_weights: list[fx.Node | None], early: set[fx.Node]
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """What a view is of, views of views included; what is none is its own base."""
+    """The base of nested views; any other value is its own base."""
     while is_aten(node, *VIEWS) and isinstance(node.args[0], fx.Node) and len(node.all_input_nodes) == 1:
         node = node.args[0]
     return node
 
 
 def _with_separate_results(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy in which each convolution gives the gradient of its input, or those of its parameters, but not both."""
+    """A copy in which each convolution call gives the gradient of its input or those of its parameters, not both."""
     module = copy_graph(module)
     graph = module.graph
     for node in list(calls(graph)):
@@ -129,6 +127,6 @@ def _masked(graph: fx.Graph, node: fx.Node, mask: list[bool]) -> fx.Node:
 
 
 def _share(inputs: fx.GraphModule, weights: fx.GraphModule | None) -> float:
-    """The second half's part of all operations."""
+    """The second half's share of all operations."""
     early, late = (sum(map(operations, calls(m.graph))) if m is not None else 0.0 for m in (inputs, weights))
     return late / (early + late) if early + late else float(weights is not None)

@@ -133,7 +133,7 @@ class _Lowering:
         return args
 
     def _scalar_tensor(self, node: fx.Node, name: str) -> list[Any]:
-        """A slot with a number as a 0-dim tensor, of the dtype of the tensor that it meets."""
+        """A slot with a number as a 0-dim tensor, of the dtype of the tensor it is combined with."""
         number = argument(node, name)
         if isinstance(number, complex):
             return self._complex_tensor(node, number)
@@ -194,13 +194,13 @@ class _Lowering:
 
 
 def _numbers_for_tensors(node: fx.Node) -> list[str]:
-    """The parameters for which Python gave a number where the operator wants a tensor."""
+    """Tensor parameters of the operator for which Python passed a number."""
     parameters = node.target._schema.arguments  # type: ignore[union-attr]
     return [p.name for p in parameters if str(p.type) == "Tensor" and _is_number(argument(node, p.name))]
 
 
 def _scalar_overload(node: fx.Node, numbers: list[str]) -> Any:
-    """The overload that takes the one number and computes the same bits, if there is one.
+    """The overload with a number that computes the same bits, if there is one.
 
     mul.Tensor(x, 0.5) is mul.Scalar(x, 0.5), div.Tensor_mode(x, 2, ...) is div.Scalar_mode(x, 2, ...).
     """

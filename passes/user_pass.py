@@ -3,7 +3,7 @@
     load_pass_class("mine.DropUnitScale")   ->  the class
     load_pass_class("mine.helper")          ->  ConfigError("mine.helper: is no class; a pass is a frozen dataclass …")
 
-This module imports nothing that compiles, so that the cache can be asked for a program with passes of the user's.
+This module imports nothing that compiles, so that the cache can be queried for a program with user passes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elaswave_fx.config.schema import unreadable_fields
 from elaswave_fx.errors import ConfigError, importing
 
 PLACES = ("after", "before")
-"""The keys of an entry of `passes.extra` that are no options."""
+"""Keys of an entry of `passes.extra` that are not options."""
 
 
 def load_pass_class(path: str, taken: Iterable[str] = ()) -> Any:
-    """The class at an import path. `taken`: names of passes that it may not have.
+    """The class at an import path. `taken`: names of passes that it must not have.
 
-    Raises ConfigError that names the path, the fact and what a pass has to have.
+    Raises ConfigError with the path, the fault and the requirements of a pass.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -39,7 +39,7 @@ def load_pass_class(path: str, taken: Iterable[str] = ()) -> Any:
 
 
 def _fault(found: Any, taken: set[str]) -> str | None:
-    """Why something is no pass; None if it is one."""
+    """Why an object is not a pass; None if it is one."""
     if not isinstance(found, type):
         return "is no class; a pass is a frozen dataclass with `name`, `apply(program)` and a docstring"
     if not dataclasses.is_dataclass(found) or not found.__dataclass_params__.frozen:  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ def _fault(found: Any, taken: set[str]) -> str | None:
         return 'has no name; a pass has one, such as name: ClassVar[str] = "drop_unit_scale"'
     if name in taken:
         return f"is named {name}, as a pass of the compiler is"
-    # A dataclass without a docstring gets its signature for one.
+    # A dataclass without a docstring gets its signature as one.
     if not (found.__doc__ or "").strip() or (found.__doc__ or "").startswith(f"{found.__name__}("):
         return "has no docstring; its first line says why the pass is there"
     wrong = unreadable_fields(found)

@@ -1,1 +1,1 @@
-"""From a recipe to an artifact and an initial state on disk: capture, passes, compilation, measured costs."""
+"""Build of an artifact and an initial state on disk from a recipe: capture, passes, compilation, measured costs."""

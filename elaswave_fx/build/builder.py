@@ -1,5 +1,5 @@
-"""The builder: a configuration in, an artifact and an initial state on disk out. Runs once per job, in the launcher's
-child; workers load what it wrote and never trace.
+"""The builder: a configuration in, an artifact and an initial state on disk out. It runs once per job, in the
+launcher's child; workers load its output and never trace.
 
     build(config, folder)  ->  Built(artifact=…, folder=~/.cache/elaswave_fx/programs/3f.., state=RUN/.init/…)
 """
@@ -75,13 +75,13 @@ from elaswave_fx.program.shared_storage import refuse_shared_storage
 from elaswave_fx.worker.checkpoints import check_start, contents_of, opened_digest, start_fields
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
-"""What torch says when a tensor is too large."""
+"""torch's messages for a tensor that is too large."""
 
 _UPDATED = 1 << 22
-"""Elements on which the optimizer is measured: no cache of a core holds them."""
+"""Elements on which the optimizer is measured, more than a core's caches hold."""
 
 _UPDATES = 3
-"""How many times."""
+"""Number of measured updates."""
 
 Batch = dict[str, torch.Tensor]
 Planner = Callable[[Config, Artifact], Plan]
@@ -89,7 +89,7 @@ Planner = Callable[[Config, Artifact], Plan]
 
 @dataclass(frozen=True)
 class Built:
-    """The artifact and the folder that has it; where the initial state lies; the data, opened; seconds of each part."""
+    """The artifact and its folder; the location of the initial state; the open data; seconds of each part."""
 
     artifact: Artifact
     folder: Path
@@ -97,11 +97,11 @@ class Built:
     source: Source
     seconds: dict[str, float]
     origin: str
-    """Where the program comes from, in words."""
+    """Origin of the program, in words."""
     notes: tuple[str, ...] = ()
-    """What is wrong with the cache, and which modules were left in evaluation mode."""
+    """Faults of the cache, and modules left in evaluation mode."""
     coverage: str = ""
-    """What the program's key covers."""
+    """Contents of the program's key."""
     state_dict: Mapping[str, str] = field(default_factory=dict)
     """Key of the model's own state dict -> logical parameter or buffer."""
 
@@ -110,8 +110,8 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     """Build the model, capture and lower it unless the cache has its program, and write the initial state.
 
     Args:
-        folder: where the state goes, and the artifact too when the cache is off; None: no state is wanted.
-        calibrate: measure every kind of unit, unless that was done before.
+        folder: of the state, and of the artifact too when the cache is off; None: write no state.
+        calibrate: measure every kind of unit, unless measured before.
 
     Raises:
         ConfigError, CaptureError, DataError: one line for the user.
@@ -133,7 +133,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         save_state(initial_state(model), state)
     clock.lap("model")
     batches = example_batches(config, source)
-    model_print = fingerprint(model)  # before it runs, which may leave traces in it
+    model_print = fingerprint(model)  # before the model runs, which may leave traces in it
     with python_state_kept(model):
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
@@ -151,7 +151,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         shutil.rmtree(target)
     dump = Path(config.passes.dump) if config.passes.dump else None
     if cached is None or dump is not None:
-        # Importing torch.export and the passes takes seconds, which a program from the cache spares.
+        # Importing torch.export and the passes takes seconds, which a cached program saves.
         from elaswave_fx.build.compile import compile_model
 
         made, constants = compile_model(config, model, batches, dump)
@@ -175,7 +175,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
 
 
 def _set_to_train(model: nn.Module) -> tuple[str, ...]:
-    """Put a model in training mode as loops do, and say which modules its constructor had left in evaluation mode."""
+    """Put a model in training mode as loops do. Return the modules that its constructor had left in evaluation mode."""
     quiet = [name for name, module in model.named_modules() if name and not module.training]
     model.train()
     awake = [name for name in quiet if model.get_submodule(name).training]
@@ -195,7 +195,7 @@ def _refuse_late_buffers(model: nn.Module, stored: set[str]) -> None:
 
 
 def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:
-    """Where programs are kept: in the cache if it can be written, which is tried before anything is compiled."""
+    """The folder of programs: the cache if it is writable, which is tested before anything is compiled."""
     if not config.cache.path:
         return spare, ()
     home = config.cache.path / "programs"
@@ -211,7 +211,7 @@ def _home(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def _written(config: Config, target: Path) -> Iterator[None]:
-    """What is written there may be more than the disk has room for: that is the user's to mend."""
+    """Turn a full disk into an error that the user can fix."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -223,10 +223,8 @@ def _written(config: Config, target: Path) -> Iterator[None]:
 
 
 def _from_cache(config: Config, model: nn.Module, folder: Path) -> tuple[Artifact | None, str | None]:
-    """The program that the cache has, or what is wrong with it; neither if it has none.
-
-    It is to import nothing that model and passes do not name.
-    """
+    """The cached program, or its fault; neither if there is none. A program may only import modules that the model and
+    its passes name."""
     damage = Artifact.damage(folder)
     if damage is not None or not folder.exists():
         return None, damage
@@ -249,8 +247,8 @@ def _digest_of(batches: tuple[Batch, Batch]) -> str:
 def _is_for(
     samples: str, batches: tuple[Batch, Batch], config: Config, artifact: Artifact, model: nn.Module, folder: Path
 ) -> bool:
-    """Whether the sums of a program from the cache are sums on these samples, too, on which nobody may have tried it.
-    If not, they have a program of their own."""
+    """Whether the sums of a cached program are sums on these samples too. If not, the samples get a program of their
+    own."""
     if samples in Artifact.tried(folder):
         return True
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -269,7 +267,7 @@ def _origin(cached: bool, dump: Path | None) -> str:
 
 
 def update_program(config: Config) -> Mapping[str, Any]:
-    """The optimizer as a unit program, from the cache if it is one of ours: a user's may change under its name."""
+    """The optimizer as a unit program, cached unless it is the user's, which may change under its name."""
     optimizer = make_optimizer(config.optimizer)
 
     def make() -> str:
@@ -283,11 +281,11 @@ def update_program(config: Config) -> Mapping[str, Any]:
 
 
 def update_seconds(config: Config) -> float:
-    """In which the optimizer updates an element, as engines do it; from the cache as its program is."""
+    """Seconds in which an engine updates an element; cached as the optimizer's program."""
     optimizer = make_optimizer(config.optimizer)
 
     def make() -> str:
-        make_device(config.device).set_up(threads=1)  # as workers have it
+        make_device(config.device).set_up(threads=1)  # as in workers
         numbers = hyper_row(optimizer, 0, 1e-3, "decay")
         taken_s = _native.update_seconds(update_program(config), numbers, _UPDATED, _UPDATES)
         return json.dumps(taken_s / _UPDATED)
@@ -296,8 +294,8 @@ def update_seconds(config: Config) -> float:
 
 
 def links_of(config: Config) -> tuple[Link, Link]:
-    """Between two ranks of a host, and between two on different ones, emulated or not: measured, from the cache as the
-    optimizer's program is. Where there are no two such ranks, the one is as the other."""
+    """Measured links between two ranks of one host, and of different hosts, emulated or not; cached as the optimizer's
+    program. If the job has only one kind, it stands for both."""
     parallel = config.parallel
     if parallel.ranks == 1:
         return Link(), Link()
@@ -331,7 +329,7 @@ def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[
 
 
 def options_of(config: Config) -> PlanOptions:
-    """What a configuration asks of the plans of its job."""
+    """The options of the job's plans, from its configuration."""
     parallel, planner = config.parallel, config.planner
     return PlanOptions(
         config.global_batch, parallel.granule, parallel.micro_batch, config.exact, parallel.schedule, config.policy,
@@ -340,7 +338,7 @@ def options_of(config: Config) -> PlanOptions:
 
 
 def plan_of(config: Config, artifact: Artifact) -> Plan:
-    """The plan of a configuration's starting shape, checked. Raises ConfigError naming the key."""
+    """The checked plan of a configuration's starting shape. Raise ConfigError naming the key."""
     parallel = config.parallel
     _refuse_parts_of_a_batch(config, artifact)
     _refuse_single_samples(config, artifact)
@@ -364,7 +362,7 @@ def _clocks_of(config: Config) -> AssignFrequency:
 
 
 def topology_of(config: Config) -> Topology:
-    """The ranks that a job starts with, and what is known of their speeds, memory, links and expected life."""
+    """The ranks that a job starts with: speeds, memory, links and expected life."""
     parallel, emulated = config.parallel, config.emulated
     memory = make_device(config.device).memory_total_bytes() // parallel.ranks
     if emulated.memory_mb is not None:
@@ -384,7 +382,7 @@ def topology_of(config: Config) -> Topology:
 
 
 def _link(latency_ms: float | None, bytes_per_s: float | None, usual: Link) -> Link:
-    """What is not said is as usual."""
+    """A link with `usual` values where none are given."""
     return Link(
         usual.latency_s if latency_ms is None else 1e-3 * latency_ms,
         usual.bytes_per_s if bytes_per_s is None else bytes_per_s,
@@ -392,7 +390,7 @@ def _link(latency_ms: float | None, bytes_per_s: float | None, usual: Link) -> L
 
 
 def _refuse_parts_of_a_batch(config: Config, artifact: Artifact) -> None:
-    """Refuse granules that are not the whole batch where a step reads state that it updates from its samples."""
+    """Refuse granules below the whole batch where a step reads state that it updates from its samples."""
     parallel = config.parallel
     if artifact.whole_batch and parallel.granule != config.global_batch:
         one = " parallel.dp=1" if parallel.dp > 1 else ""
@@ -403,7 +401,7 @@ def _refuse_parts_of_a_batch(config: Config, artifact: Artifact) -> None:
 
 
 def _refuse_single_samples(config: Config, artifact: Artifact) -> None:
-    """Refuse to feed one sample at a time to a model that computes with several together."""
+    """Refuse single-sample granules for a model that computes with several samples together."""
     if artifact.batch_coupled and config.parallel.granule == 1 and config.global_batch > 1:
         share, rest = divmod(config.global_batch, config.parallel.dp)
         raise ConfigError(
@@ -413,9 +411,9 @@ def _refuse_single_samples(config: Config, artifact: Artifact) -> None:
 
 
 def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: Start = ANEW) -> BuildResult:
-    """Everything that workers need, for the launcher to hand on: the plan's text and where artifact and state lie.
+    """Inputs of the workers, passed on by the launcher: the plan's text and the locations of artifact and state.
 
-    Raises ConfigError when the checkpoint to start from is not one of this model and data.
+    Raises ConfigError when the checkpoint to start from is not of this model and data.
     """
     make_schedule(config.schedule, config.steps)  # A user's schedule is refused here, not by the workers.
     if config.exact:
@@ -446,7 +444,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
         **of_checkpoints,
     )
     rehearsed = _rehearsal_lines(config, built, update) if config.exact else ()
-    samples = digest_data(config, built.source.dataset)  # Last: one that hangs is the last that this process reads.
+    samples = digest_data(config, built.source.dataset)  # Last: a read that hangs would block all later ones.
     RunDirectory.reserve(run_dir, built.state.stat().st_size)
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in built.seconds.items())
     kinds = len({unit.kind for unit in artifact.units})
@@ -495,7 +493,7 @@ def _rehearsal_lines(config: Config, built: Built, update: Mapping[str, Any]) ->
 
 
 def _links_line(config: Config, plan: Plan) -> Iterator[str]:
-    """What was measured; nothing is said of a single rank."""
+    """The measured links; empty for a single rank."""
     topology = plan.topology
     within, between = link_words(topology.within_host), link_words(topology.between_hosts)
     if topology.within_host == Link():
@@ -509,7 +507,7 @@ def _links_line(config: Config, plan: Plan) -> Iterator[str]:
 
 
 def _samples_line(samples: SampleDigest) -> Iterator[str]:
-    """Where not all of the data is compared when a rank joins."""
+    """A line if only part of the data is compared when a rank joins."""
     if samples.covered < samples.pieces:
         yield f"data: {samples.covered} of its {samples.pieces} pieces are compared with those of a rank that joins"
 
@@ -521,7 +519,7 @@ def _memory_line(plan: Plan, mode: str) -> str:
 
 
 def _replicas_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
-    """Which losses cost more than the step in flight, and what they cost in this run."""
+    """Failures that cost more than the step in flight, and their cost in this run."""
     if has_checkpoint:
         cost = "the run goes back to its last checkpoint"
     elif config.recovery.allow_rollback:
@@ -537,7 +535,7 @@ def _replicas_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
 def _checkpoint_fields(
     config: Config, run_dir: Path, built: Built, fingerprint: Mapping[str, str], start: Start
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return what workers need for checkpoints, once the one to start from has been looked at, and lines on that."""
+    """Checkpoint fields for workers, once the starting checkpoint is checked, and lines about it."""
     if start.path is None and checkpoint_folder(config, run_dir) is None:
         return {}, ()
     assert built.state is not None, "a job has a state"
@@ -564,7 +562,7 @@ class _Clock:
 
 
 def make_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The model with its fp32 initial weights, seeded."""
+    """The model with seeded fp32 initial weights."""
     image_shape = seq_len = None
     sample = dataset.sample(0)
     if "input_ids" in sample and sample["input_ids"].dim():
@@ -605,7 +603,7 @@ def initial_state(model: nn.Module) -> dict[str, torch.Tensor]:
     storages: set[int] = set()
     for name, parameter in model.named_parameters():
         values = parameter.detach().float().contiguous()
-        storage = values.untyped_storage().data_ptr()  # Frozen parameters may share one; files take them apart.
+        storage = values.untyped_storage().data_ptr()  # Frozen parameters may share one; files need separate tensors.
         params[name] = values.clone() if storage in storages else values
         storages.add(storage)
     return params | {name: b.detach().clone().contiguous() for name, b in model.named_buffers()}

@@ -1,9 +1,9 @@
-"""Do loss, count and gradients of a cached program add up over the samples of this run? It was tried on others.
+"""Check that loss, count and gradients of a cached program add up over the samples of this run.
 
 weights that are divided by their mean, and were all 1 when it was captured   ->  False
 
-At capture `program/additivity.py` asks the same of the graph, in double precision, and can say which operator it is;
-what a program from the cache has are its units. What does not add up here is captured again, to be judged there.
+At capture `program/additivity.py` checks the graph in double precision, and can name the operator; a cached program has
+only its units. A program that fails here is captured again, and judged there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elaswave_fx.program.trial_values import told_apart
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 _LEAST = 1e-2
-"""Of the largest gradient: what is below it is rounding."""
+"""Fraction of the largest gradient, below which differences are rounding."""
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -30,18 +30,14 @@ def adds_up(
     state: Mapping[str, torch.Tensor],
     batches: tuple[Batch, Batch],
 ) -> bool:
-    """Whether two batches of whole granules give, together, the sums and gradients that they give one by one; not if
-    they do not run.
-
-    Args:
-        state: parameters and buffers by name.
-    """
+    """Whether two batches of whole granules together give the sums and gradients that they give separately. False if
+    they do not run. `state`: parameters and buffers by name."""
     if artifact.batch_coupled:
-        return True  # It runs granule by granule.
+        return True  # it runs granule by granule
     try:
         return _adds_up(artifact, constants, state, batches)
     except RuntimeError:
-        return False  # Labels out of range, say, of which the capture tells.
+        return False  # labels out of range, for example, which the capture reports
 
 
 def _adds_up(

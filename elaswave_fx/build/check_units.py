@@ -1,8 +1,8 @@
-"""Do unit programs compute what the graphs compute that they were made of? Both run on the same samples and keys.
+"""Comparison of unit programs with the graphs they were made of, on the same samples and keys.
 
 loss of the graphs 0.86, of the programs 3.77   ->  CaptureError: torch takes an operator apart into something else
 
-The graphs were compared with the model before; what ranks run is derived from them, backward passes included.
+The graphs were compared with the model before; the ranks' programs, backward passes included, are derived from them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from elaswave_fx.program.interpret import interpret_units
 from elaswave_fx.program.ir import Program, ResultKind, calls, value_of
 
 _LOSS_TOLERANCE, _GRADIENT_TOLERANCE = (1e-4, 2e-2), (2e-3, 0.1)
-"""In float32, and where anything is rounded to fewer bits."""
+"""(float32, lower precision anywhere)."""
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 def check_units(program: Program, artifact: Artifact, batch: Tensors) -> None:
-    """Compare loss sum, count and gradients. Raises CaptureError that names what is likely the reason."""
+    """Compare loss sum, count and gradients. Raise CaptureError with the likely reason if they differ."""
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
     state = {name: tensor.detach() for name, tensor in program.as_read(program.example.state).items()}
@@ -60,7 +60,7 @@ def _of_graphs(
 
 
 def _reason(program: Program, artifact: Artifact) -> str:
-    """Operators that no unit calls are those that were taken apart; those of a loss are the last."""
+    """The likely reason. Operators that no unit calls were decomposed; those of a loss are the last."""
     trained = [each for name, each in artifact.programs.items() if not name.endswith(".evaluate")]
     called = {instruction["op"] for each in trained for instruction in each["instructions"]}
     names = dict.fromkeys(str(node.target).rsplit(".", 1)[0] for node in calls(program.graph.graph)

@@ -1,9 +1,10 @@
-"""A model to an artifact: captured, checked against eager, through every pass, lowered; and what its units cost.
+"""Compilation of a model to an artifact: captured, checked against eager, through every pass, lowered; and the cost of
+its units.
 
     compile_model(config, model, batches)   ->  (Artifact, constants)
     measure(config, model, folder, batch)   ->  {"block": (0.001, 0.002, 0.001), …} seconds per sample
 
-Apart from build.py, so that a program from the cache starts without torch.export and the passes.
+Separate from builder.py, so that a cached program starts without torch.export and the passes.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ Batch = dict[str, torch.Tensor]
 def compile_model(
     config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
 ) -> tuple[Artifact, State]:
-    """Capture, check, run every pass, lower. Returns the artifact and the constants it reads.
+    """Capture, check, run every pass, lower. Return the artifact and the constants it reads.
 
-    Raises ConfigError for passes that cannot be made, before anything is captured.
+    Raises ConfigError for invalid passes before anything is captured.
     """
     pipeline = make_pipeline(config.passes)
     is_adapted = isinstance(model, HFAdapter)
@@ -59,7 +60,7 @@ def compile_model(
         with python_state_kept(model):
             _check_forward(model, batches[0])
             check_causal(model, batches[0])
-            check_own_loss(model, batches[0])  # In full precision, which tells more of the losses apart.
+            check_own_loss(model, batches[0])  # in full precision, which separates losses better
     if config.precision == "bf16":
         run_under_autocast(model)
     if not is_adapted:
@@ -79,7 +80,7 @@ def compile_model(
 
 
 def _refuse_unknown_fields(config: Config, model: nn.Module, batch: Batch) -> None:
-    """Refuse columns that a tokenizer gives and an adapter does not take."""
+    """Refuse columns of a tokenizer that an adapter does not take."""
     known = list(inspect.signature(model.forward).parameters)
     for name in batch:
         if name not in known:
@@ -100,7 +101,7 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
 
 
 def _check_forward(model: nn.Module, batch: Batch) -> None:
-    """Refuse a model that does not run on the data, or whose results are no loss sum and count."""
+    """Refuse a model that does not run on the data, or does not return a loss sum and a count."""
     try:
         with torch.enable_grad(), state_kept(model):  # forward itself may take gradients
             output = model(**{name: tensor.clone() for name, tensor in batch.items()})

@@ -1,8 +1,8 @@
-"""Batches on which a model is tried before it trains: samples of the data that differ.
+"""Example batches of a model before training: samples of the data that differ.
 
-Two sentences of one length hide that a loss is a mean over the labels of its batch; so the samples are chosen, among
-the first of training, by what masks, paddings and labels are told from: zeros, negative numbers, how often the last
-number comes, the first one.
+Two sentences of one length hide that a loss is a mean over the labels of its batch. The samples are therefore chosen,
+among the first of training, by features that masks, paddings and labels show in: zeros, negative numbers, the count of
+the last number, the first number.
 
     example_batches(config, source)   ->  (two granules, three granules)
 """
@@ -33,7 +33,7 @@ def _part(pool: Batch, chosen: list[int]) -> Batch:
 
 
 def _signs(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers [samples, …] by which samples of a field are told apart."""
+    """Numbers [samples, …] that characterize the samples of a field."""
     values = tensor.reshape(len(tensor), -1)
     if not values.shape[1]:
         return torch.zeros(len(tensor), 0)
@@ -44,7 +44,7 @@ def _signs(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _most_different(signs: torch.Tensor, count: int) -> list[int]:
-    """So many samples: always the one with the most signs that none before it has."""
+    """`count` samples, each with the most signs that earlier ones lack."""
     chosen = [0]
     new = signs != signs[0]
     while len(chosen) < count:

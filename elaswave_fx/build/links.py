@@ -1,8 +1,8 @@
-"""What a message between two ranks of this machine costs, measured before anybody plans.
+"""Cost of a message between two ranks of this machine, measured before planning.
 
-In: whether ranks share a host. Out: a `Link`. Two endpoints in this process exchange messages, each in a thread of its
-own, over what links ranks (`native/comm`): shared memory on one host, TCP between hosts, also those that a machine only
-plays. Links between machines are not measured: to come.
+In: whether ranks share a host. Out: a `Link`. Two endpoints in this process exchange messages, each in its own thread,
+over the links of ranks (`native/comm`): shared memory on one host, TCP between hosts, emulated ones included. Links
+between machines are not measured yet.
 
     measure_link(one_host=True)  ->  Link(latency_s=3.4e-06, bytes_per_s=5700000000.0)
 """
@@ -20,17 +20,17 @@ from elaswave_fx.plan.work.topology import Link
 
 _SMALL_BYTES, _SMALL_EXCHANGES = 64, 200
 _LARGE_BYTES, _LARGE_EXCHANGES = 4 << 20, 15
-"""No cache of a core holds it, and it is read and written in some milliseconds."""
+"""A message that no cache of a core holds, and whose transfer takes some milliseconds."""
 
 _TIMEOUT_S = 10.0
 _DIGITS = 2
-"""Of what is kept: more of them are not the same the next time."""
+"""Significant digits kept: further ones are not reproducible."""
 
 
 def measure_link(one_host: bool) -> Link:
-    """Half of a small message's way there and back is the latency, and what a large one takes besides is the rate.
+    """The link: half of a small message's round trip is the latency, and a large message's extra time gives the rate.
 
-    CommError if two ends cannot be linked.
+    Raise CommError if two endpoints cannot be linked.
     """
     hosts = ["one", "one" if one_host else "other"]
     ends = [_native.Endpoint(rank, "m" * 32, host_id=hosts[rank]) for rank in range(2)]
@@ -49,7 +49,7 @@ def measure_link(one_host: bool) -> Link:
 
 
 def _one_way_s(ends: list[_native.Endpoint], other: ThreadPoolExecutor, size: int, count: int) -> float:
-    """Half of the median time for a message of that size to get there and back."""
+    """Half of the median round trip of a message of that size."""
     here, there = (torch.zeros(size, dtype=torch.uint8) for _ in ends)
 
     def answer() -> None:

@@ -1,4 +1,4 @@
-"""From the keys under `passes` to a pipeline, and to what the program cache has to know of passes of the user's.
+"""The pipeline of the keys under `passes`, and the cache's key of user passes.
 
 make_pipeline(config.passes)    ->  STANDARD with options set, or that of `passes.pipeline`, and passes.extra in it
 user_pass_sources(config.passes)  ->  (("mine.DropUnitScale", "3f0c…"),)
@@ -17,12 +17,12 @@ from elaswave_fx.passes.user_pass import PLACES, load_pass_class
 from elaswave_fx.program.fingerprint import class_sources
 
 DEFAULT_PLACE = "normalize"
-"""The pass after which a pass of the user's runs unless told otherwise: all others then see what it made."""
+"""The pass after which a user's pass runs by default: all later passes then see its result."""
 
 
 def make_pipeline(config: PassesConfig) -> Any:
-    """The `Pipeline` that was asked for. Raises ConfigError that names the key."""
-    # Importing the passes takes seconds, which a program from the cache spares.
+    """The `Pipeline` of the keys. Raise ConfigError with the key on failure."""
+    # Importing the passes takes seconds, which a cached program saves.
     from elaswave_fx.passes.pipeline import BUILT_IN, Pipeline
 
     refuse_unknown(config.options, BUILT_IN, "passes")
@@ -35,9 +35,7 @@ def make_pipeline(config: PassesConfig) -> Any:
             pipeline.refuse_incomplete()
         except ConfigError as error:
             raise ConfigError(f"passes.pipeline: {error}") from error
-    last: dict[
-        str, str
-    ] = {}  # Each pass leads to the one that was put after it last: entries of one place keep their order.
+    last: dict[str, str] = {}  # Entries of one place keep their order: each goes behind the last one put there.
     for number, entry in enumerate(config.extra):
         key = f"passes.extra[{number}]"
         step = _user_pass(entry, key, BUILT_IN)
@@ -54,12 +52,12 @@ def make_pipeline(config: PassesConfig) -> Any:
 
 
 def user_pass_sources(config: PassesConfig) -> tuple[tuple[str, str], ...]:
-    """The import path and a digest of the source of every pass of the user's. Raises ConfigError."""
+    """The import path and a digest of the source of every user pass. Raise ConfigError if one cannot be loaded."""
     return tuple((f"{kind.__module__}.{kind.__qualname__}", class_sources(kind)) for kind in user_pass_classes(config))
 
 
 def user_pass_classes(config: PassesConfig) -> list[type]:
-    """The class of every pass of the user's. Raises ConfigError."""
+    """The class of every user pass. Raise ConfigError if one cannot be loaded."""
     kinds = [_load(entry, f"passes.extra[{number}]") for number, entry in enumerate(config.extra)]
     if config.pipeline is not None:
         try:
@@ -70,7 +68,7 @@ def user_pass_classes(config: PassesConfig) -> list[type]:
 
 
 def user_passes_of(pipeline: str) -> tuple[str, ...]:
-    """The passes of the user's in a pipeline's text, as they are written there."""
+    """User passes in a pipeline's text, as written there."""
     return tuple(write_pass(each.name, each.options) for each in read_text(pipeline) if "." in each.name)
 
 
@@ -80,7 +78,7 @@ def _user_pass(entry: Mapping[str, object], key: str, taken: Mapping[str, Any]) 
 
 
 def _load(entry: Mapping[str, object], key: str, taken: Iterable[str] = ()) -> Any:
-    """The class that an entry of `passes.extra` names."""
+    """The class named by an entry of `passes.extra`."""
     target = entry.get("_target_")
     if target is None:
         raise ConfigError(f"{key}._target_: is missing; it is the import path of a pass, such as mine.DropUnitScale")

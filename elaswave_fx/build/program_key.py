@@ -1,4 +1,4 @@
-"""The key under which the cache keeps a program: equal where the same program would be captured.
+"""The cache key of a program: equal where the same program would be captured.
 
 code, computed = forward_code(model, batch), computed_text(model, batch)
 program_key(config, fingerprint(model), batch, code, computed)   ->  "1f0c…", 24 hexadecimal digits
@@ -29,16 +29,16 @@ Batch = dict[str, torch.Tensor]
 
 
 def computed_text(model: nn.Module, batch: Batch) -> str:
-    """What loss and gradients are made of, whatever code and values that follows from; nothing for a model that cannot
-    be run so, of which the capture says why."""
+    """The computation of loss and gradients, whatever code and values lead to it; empty for a model that does not run,
+    as the capture reports."""
     with state_kept(model), contextlib.suppress(Exception):
         return record(model, batch, gradients=True).text()
     return ""
 
 
 def program_key(config: Config, model_print: str, batch: Batch, code: ForwardCode, computed: str) -> str:
-    """What the program depends on: the model by its fingerprint, the code that it runs, what that computes, the batch,
-    options, versions, and the code that compiles."""
+    """Everything the program depends on: the model by its fingerprint, its code, its computation, the batch, options,
+    versions, and the code that compiles."""
     inputs = [(name, list(tensor.shape[1:]), str(tensor.dtype)) for name, tensor in batch.items()]
     options = [
         config.precision, config.parallel.granule, config.optimizer.no_decay, config.passes.pipeline,
@@ -52,9 +52,8 @@ def program_key(config: Config, model_print: str, batch: Batch, code: ForwardCod
 
 @functools.cache
 def code_digest() -> bytes:
-    """Digest of the code that compiles."""
-    # The folders are found by a module's own file: an editable package's __path__ names the folder of the installation,
-    # not of the sources.
+    # Folders come from a module's own file: an editable package's __path__ names the folder of the installation, not of
+    # the sources.
     roots = (Path(artifact_module.__file__).parent, Path(assign_stages.__file__).parent)
     code = hashlib.sha256()
     for path in sorted(path for root in roots for path in root.glob("*.py")):

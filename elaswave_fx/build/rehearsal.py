@@ -1,10 +1,10 @@
-"""The rehearsal of an exact run: before it begins, an engine takes steps of its programs, alone on a rank.
+"""The rehearsal of an exact run: before training, an engine takes steps of its programs, alone on a rank.
 
     rehearse(config, artifact, folder, …)  ->  Rehearsal({1: 0.0019, 2: 0.0015, 4: 0.0012, 8: None})
     rehearsal.json beside the program      ->  {"update": "3f…", "seconds": {"1": 0.0019, …}}
 
-An operator of which torch has no deterministic implementation is refused here, by name. And since the granule decides
-bits, the user chooses it and no measurement does: the rehearsal says what a sample takes with those that are possible.
+Operators without a deterministic implementation are refused here, by name. The granule decides bits, so the user
+chooses it, not a measurement: the rehearsal reports the time of a sample with each possible granule.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from elaswave_fx.worker.engine import RankEngine, engine_job, input_names
 
 FILE = "rehearsal.json"
 SIZES = (1, 2, 4, 8)
-"""Samples of a granule that are tried beside the run's own."""
+"""Granules, in samples, that are tried beside the run's own."""
 
 _STEPS_MIN, _STEPS_MAX = 2, 20
-"""Of each size; the first one does not count."""
+"""Steps of each size; the first one does not count."""
 
 _SIZE_S, _ALL_S = 0.5, 2.0
-"""After the first of these no step of a size begins, but for the fewest; after the second no size."""
+"""After the first limit a size begins no further step beyond the minimum; after the second no size begins."""
 
-_DEADLINE_S = 3600.0  # of a step, in which nobody is waited for
+_DEADLINE_S = 3600.0  # of a step; no peer is waited for
 _RANK = Rank(0)
 _REFUSED = re.compile(
     r"program (?P<program>\S+), instruction \d+ \((?P<operator>[^)]+)\): "
@@ -57,14 +57,14 @@ _REFUSED = re.compile(
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Seconds of a sample by samples of a granule, the run's own first: forward, backward, and its part in exact sums.
-    None: it would have taken long, or too much memory. `notes` say what was wrong with what an earlier run has left."""
+    """Seconds of a sample by granule size, the run's own first: forward, backward, and its part in exact sums; None:
+    too long, or too much memory. `notes`: faults of an earlier run's file."""
 
     seconds: Mapping[int, float | None]
     notes: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """What a user chooses a granule by."""
+        """The line by which a user chooses a granule."""
         own, *others = self.seconds
         times = {size: _milliseconds(taken) for size, taken in self.seconds.items() if taken is not None}
         said = "".join(f", {times[size]} at {size}" for size in others if size in times)
@@ -78,7 +78,7 @@ def rehearse(
 ) -> Rehearsal:
     """Take steps with the first samples, unless an earlier run with the same programs did. The device is set up.
 
-    `folder` is the artifact's, `state` the initial state. Raises ConfigError for an operator that is not deterministic.
+    `folder` is the artifact's, `state` the initial state. Raise ConfigError for an operator that is not deterministic.
     """
     path, updated_by, sizes = folder / FILE, digest(json.dumps(update)), sizes_of(config, artifact)
     known, notes = _read(path, updated_by, sizes[0])
@@ -93,8 +93,8 @@ def rehearse(
 
 
 def sizes_of(config: Config, artifact: Artifact) -> tuple[int, ...]:
-    """The granules that the run could have, its own first: with another one, a model that computes with the samples of
-    a batch together would learn something else."""
+    """Possible granules of the run, its own first. A batch-coupled model has only its own, as others change what it
+    learns."""
     own, batch = config.parallel.granule, config.global_batch
     if artifact.batch_coupled:
         return (own,)
@@ -103,7 +103,7 @@ def sizes_of(config: Config, artifact: Artifact) -> tuple[int, ...]:
 
 
 def _read(path: Path, updated_by: str, own: int) -> tuple[dict[int, float | None], tuple[str, ...]]:
-    """What an earlier run has measured, and what is wrong with the file."""
+    """Measurements of an earlier run, and faults of the file."""
     try:
         found = json.loads(path.read_text())
         seconds = {int(size): taken if taken is None else float(taken) for size, taken in found["seconds"].items()}
@@ -125,7 +125,7 @@ def _milliseconds(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class _Stage:
-    """All that an engine needs but its plan, and as many samples as the largest granule has."""
+    """Inputs of an engine except its plan, and the samples of the largest granule."""
 
     config: Config
     artifact: Artifact
@@ -135,19 +135,19 @@ class _Stage:
     batch: Mapping[str, torch.Tensor]
 
     def seconds(self, sizes: Sequence[int]) -> dict[int, float | None]:
-        """As `Rehearsal` has them; the first of `sizes`, the run's own, is measured whatever it takes."""
+        """Seconds as in `Rehearsal`; the first of `sizes`, the run's own, is measured however long it takes."""
         own, *others = sizes
         end_s = time.perf_counter() + _ALL_S
         found: dict[int, float | None] = {own: self._seconds_per_sample(own)}
         for size in others:
             try:
                 found[size] = self._seconds_per_sample(size) if time.perf_counter() < end_s else None
-            except ConfigError:  # With that granule the run would be refused.
+            except ConfigError:  # the run would be refused with that granule
                 found[size] = None
         return found
 
     def _seconds_per_sample(self, size: int) -> float:
-        """Of steps with one granule each; what evaluation runs is run once."""
+        """Seconds of steps with one granule each; evaluation runs once."""
         optimizer = make_optimizer(self.config.optimizer)
         artifact = replace(self.artifact, granule=size)
         topology = local_topology(1, 1, make_device(self.config.device).memory_total_bytes())

@@ -1,4 +1,4 @@
-"""The names under which a model's own state dict has its parameters and buffers: those that checkpoints have.
+"""Names of parameters and buffers in a model's own state dict, as used in checkpoints.
 
 state_dict_names(model)   ->  {"wte.weight": "wte.weight", "lm_head.weight": "wte.weight"}
 """
@@ -12,17 +12,17 @@ from elaswave_fx.errors import ConfigError
 
 
 def state_dict_names(model: nn.Module) -> dict[str, str]:
-    """Key of the model's own state dict -> logical parameter or buffer; a tied tensor has several keys. Raises
-    ConfigError where a state_dict of the user's fails."""
+    """Key of the model's own state dict -> logical parameter or buffer; a tied tensor has several keys. Raise
+    ConfigError where a user's state_dict fails."""
     try:
         stored = model.state_dict()
-    except Exception as error:  # The user's code may fail in any way.
+    except Exception as error:  # the user's code may fail in any way
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
             f"model: state_dict() of {type(model).__name__} fails ({reason}), and checkpoints have its names; a way "
             "out is to leave it as torch has it"
         ) from error
-    # By memory: what it gives is detached, and one of the user's may take no keep_vars.
+    # Match by memory: the tensors are detached, and a user's state_dict may take no keep_vars.
     names = {_memory(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     tensors = {key: value for key, value in stored.items() if isinstance(value, torch.Tensor)}
     return {key: names[_memory(value)] for key, value in tensors.items() if _memory(value) in names}

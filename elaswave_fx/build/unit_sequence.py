@@ -1,4 +1,4 @@
-"""All units of an artifact in one process, one after another: for measuring and for comparing, not for training.
+"""All units of an artifact in one process, one after another: for measurements and comparisons, not for training.
 
 units = UnitSequence(artifact, constants, tensor_of)
 units.step(batch, keys)   ->  loss, count; gradients by parameter, seconds by unit
@@ -27,7 +27,7 @@ Tensors = Mapping[str, torch.Tensor]
 class SequenceStep:
     """One forward and backward pass: sums, gradients by parameter, seconds of each unit.
 
-    `weights_s`: of `backward_s`, what the gradients of parameters take; zeros where backward programs run whole.
+    `weights_s`: the part of `backward_s` for gradients of parameters; zeros where backward programs run whole.
     """
 
     loss: torch.Tensor
@@ -84,8 +84,8 @@ class UnitSequence:
 
     @staticmethod
     def of(artifact: Artifact, constants: Tensors, state: Tensors) -> UnitSequence:
-        """As ranks run it: on parameters and buffers by name, in the dtype that units read, and in halves if it was
-        split."""
+        """The sequence that ranks run: parameters and buffers by name, in the dtype that units read, backward in halves
+        if split."""
         held = {info.name: state[info.name].detach().to(info.torch_dtype) for info in artifact.tensors}
         return UnitSequence(artifact, constants, held.__getitem__, halves=artifact.is_split)
 
@@ -108,14 +108,14 @@ class UnitSequence:
         )
 
     def _fixed(self, binding: Binding) -> torch.Tensor | None:
-        """Return what does not change from step to step."""
+        """The tensor of a binding that is the same in every step; None for others."""
         if binding[0] in ("param", "mutable", "frozen", "buffer", "constant"):
             name = self._name(binding)
             return self._held[name] if binding[0] == "constant" else self._tensor_of(name)
         return None
 
     def step(self, batch: Mapping[str, torch.Tensor], keys: torch.Tensor) -> SequenceStep:
-        """Forward and backward of one batch; `keys` int64 [samples] serve every unit alike."""
+        """Forward and backward of one batch; `keys` int64 [samples] serve every unit."""
         given = {("keys",): keys, ("step_keys",): keys[:1], **{("input", name): batch[name] for name in batch}}
         values, gradients, *seconds = self._units.step(
             values=[given.get(key) for key in self._values.of],
@@ -130,11 +130,11 @@ class UnitSequence:
 def measure_kinds(units: UnitSequence, artifact: Artifact, batch: Mapping[str, torch.Tensor]) -> dict[str, Seconds]:
     """Seconds per sample of every kind of unit: the fastest run, averaged over its units.
 
-    There are many runs where they are quick: a kind with a single unit would else look slower than one with many.
+    Quick units run many times: else a kind with a single unit would look slower than a kind with many.
     """
     samples = len(next(iter(batch.values())))
     keys = torch.arange(1, samples + 1, dtype=torch.int64)
-    times: list[tuple[tuple[float, ...], ...]] = []  # Keeping outputs would make memory new.
+    times: list[tuple[tuple[float, ...], ...]] = []  # kept outputs would force new memory
     end = time.perf_counter() + _MEASURE_S
     while len(times) < _RUNS_MIN or (len(times) < _RUNS_MAX and time.perf_counter() < end):
         step = units.step(batch, keys)

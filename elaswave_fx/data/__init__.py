@@ -1,6 +1,6 @@
-"""Samples: where they come from, in which order, and how a batch of them reaches a rank.
+"""Samples: their sources, their order, and the batches of a rank.
 
-A sample is a pure function of (seed, data epoch, index): there is no cursor, so there is nothing to save or lose.
+A sample is a pure function of (seed, data epoch, index): there is no cursor to save or lose.
 
     source = open_source(load_config(["recipe=gpt_stdlib"]))
     load_batch(source.dataset, source.train, first=0, count=16)["input_ids"].shape   ->  (16, 128)

@@ -1,4 +1,4 @@
-"""Batches for a rank: the samples of its tile, loaded ahead of the step that wants them.
+"""Batches for a rank: the samples of its tile, prefetched.
 
 with Prefetcher(lambda step: load_batch(dataset, order, step * 16, 8), first_step=0, last_step=100) as ahead:
     ahead.take(0)   ->  {"input_ids": int64 (8, seq_len), …}, positions 0..7; step 1 is being loaded meanwhile
@@ -25,18 +25,19 @@ def load_batch(dataset: Dataset, order: Order, first: int, count: int) -> Batch:
 
 
 def load_ranges(dataset: Dataset, order: Order, positions: Sequence[range]) -> Batch:
-    """The samples at these global positions, one range after the other, stacked along dimension 0."""
+    """The samples at these global positions, range by range, stacked along dimension 0."""
     indices = [order.indices(part.start, len(part)) for part in positions]
     keys = [order.keys(part.start, len(part)) for part in positions]
     return dataset.batch(np.concatenate(indices), np.concatenate(keys))
 
 
 class Prefetcher(Generic[Loaded]):
-    """Loads the batches (or what else `load` makes) of steps [first_step, last_step) in a thread.
+    """Loads the batches (or other results of `load`) of steps [first_step, last_step) in a thread.
 
-    It is at most `depth` steps ahead of the last one taken. One thread owns it. Steps are usually taken in order, or
-    the last one again; any other step starts the loading anew from there. What loading raises comes out of `take`. Make
-    it after forking, never before: threads do not survive a fork."""
+    It is at most `depth` steps ahead of the last step taken. One thread owns it. Steps are usually taken in order, or
+    the last step again; any other step restarts the loading there. `take` raises the errors of loading. Create it after
+    forking, never before: threads do not survive a fork.
+    """
 
     def __init__(self, load: Callable[[int], Loaded], first_step: int, last_step: int, depth: int = 2) -> None:
         assert depth >= 1
@@ -44,11 +45,12 @@ class Prefetcher(Generic[Loaded]):
         self._last_step = last_step
         self._depth = depth
         self._changed = threading.Condition()
-        self._last: tuple[int, Loaded] | None = None  # a step that failed is done again
+        self._last: tuple[int, Loaded] | None = None  # a failed step is replayed
         self._start(first_step)
 
     def await_ready(self, step: int, timeout_s: float) -> bool:
-        """Whether `take` would give `step`, or raise what loading it raised, at once. It waits so long for that."""
+        """Wait up to `timeout_s` for `step`. Return whether `take` would return it, or raise its error, without
+        waiting."""
         assert step < self._last_step, f"step {step} is not before {self._last_step}"
         if self._last is not None and self._last[0] == step:
             return True
@@ -59,7 +61,7 @@ class Prefetcher(Generic[Loaded]):
             return self._changed.wait_for(lambda: bool(self._ready), timeout_s)
 
     def take(self, step: int) -> Loaded:
-        """The batch of `step`, waiting for it if need be."""
+        """The batch of `step`, once it is loaded."""
         self.await_ready(step, threading.TIMEOUT_MAX)
         if self._last is not None and self._last[0] == step:
             return self._last[1]
@@ -74,7 +76,7 @@ class Prefetcher(Generic[Loaded]):
         return batch
 
     def close(self) -> None:
-        """End the thread, once it has loaded what it is at; taking another step starts a new one."""
+        """End the thread after its current load; taking another step starts a new thread."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -115,6 +117,6 @@ class Prefetcher(Generic[Loaded]):
 
 @dataclass(frozen=True)
 class _Failure:
-    """What loading raised."""
+    """An error of loading."""
 
     error: BaseException

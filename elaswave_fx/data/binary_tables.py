@@ -1,4 +1,4 @@
-"""Tables in files that say their types: Parquet and Arrow. Chosen columns, in parts.
+"""Tables in files with typed columns: Parquet and Arrow. Chosen columns, in parts.
 
 a.parquet {"x": int32, "y": dictionary of string}    names ["y"]  ->  one column of strings, a row group at a time
 """
@@ -14,10 +14,10 @@ from elaswave_fx.data.file_kinds import kind_of
 from elaswave_fx.errors import DataError
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-"""Of the Arrow IPC format."""
+"""End-of-stream mark of the Arrow IPC format."""
 
 _ROWS = 1_000
-"""So many of a Parquet file are in memory at a time; they may have images."""
+"""Rows of a Parquet file in memory at a time; they may contain images."""
 
 
 def schema_of(path: Path) -> Any:
@@ -27,7 +27,7 @@ def schema_of(path: Path) -> Any:
 
 
 def has_rows(path: Path) -> bool:
-    """Whether there are any. Raises `DataError` as `schema_of` does."""
+    """Whether the file has rows. Raises `DataError` as `schema_of` does."""
     with _opened(path) as file:
         if path.suffix == ".parquet":
             return file.metadata.num_rows > 0
@@ -35,9 +35,8 @@ def has_rows(path: Path) -> bool:
 
 
 def parts_of_binary(path: Path, names: Sequence[str]) -> Iterator[Any]:
-    """The rows of a file as `pyarrow.Table`s of those columns, without extension types, dictionaries and views.
-
-    Raises `DataError` for a file that cannot be read, was cut off, or lacks a column."""
+    """The rows of a file as `pyarrow.Table`s of those columns, without extension types, dictionaries and views. Raises
+    `DataError` for a file that cannot be read, was cut off, or lacks a column."""
     import pyarrow as pa
 
     refuse_missing(path, names, schema_of(path).names)
@@ -49,7 +48,7 @@ def parts_of_binary(path: Path, names: Sequence[str]) -> Iterator[Any]:
 
 
 def class_names(schema: Any) -> Mapping[str, list[str]]:
-    """Names of labels by column, as the `datasets` library writes them beside a schema."""
+    """Names of labels by column, in the format that the `datasets` library stores beside a schema."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         return {
@@ -58,12 +57,11 @@ def class_names(schema: Any) -> Mapping[str, list[str]]:
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         }
     except (ValueError, TypeError, AttributeError, KeyError):
-        return {}  # others write there, too
+        return {}  # other writers use the same key
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A reader of batches."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -78,7 +76,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _arrow_reader(path: Path) -> Any:
-    """Of a file or a stream that is mapped, not read."""
+    """A reader of a memory-mapped file or stream."""
     import pyarrow as pa
 
     file = pa.memory_map(str(path))

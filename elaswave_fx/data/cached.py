@@ -1,9 +1,8 @@
-"""Results that are dear to make, kept as files under the cache folder.
+"""Expensive results, kept as files under the cache folder.
 
-In: a name, a key that the content follows from, a function that makes it. Out: the content, made once per machine.
-Files appear whole (written aside, then renamed), so that ranks that start together do not disturb each other; a file
-that cannot be read is made again. Without a cache folder, or with one that another user may change, the function is
-simply called.
+In: a name, a key that determines the content, a function that makes it. Out: the content, made once per machine. Files
+appear whole (written to a temporary file, then renamed), so ranks can start together; an unreadable file is made again.
+Without a cache folder, or with one that another user may change, the function is called each time.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from elaswave_fx.files import others_may_change
 
 
 def digest(*parts: bytes | str | int) -> str:
-    """128 bits in hex that name a content; parts cannot run into each other."""
+    """A 128-bit name of a content, in hex; parts are delimited."""
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
@@ -43,7 +42,7 @@ def cached_array(folder: Path | None, name: str, key: str, make: Callable[[], np
 
 
 def cached_json(folder: Path | None, name: str, key: str, make: Callable[[], str]) -> str:
-    """The JSON text, from the cache if it is there and whole."""
+    """The JSON text, from the cache if it is there and complete."""
     if folder is None or others_may_change(folder):
         return make()
     path = folder / f"{name}-{key}.json"

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables: what is in them is told from their types, for whole columns, never from a first row.
+"""Columns of Arrow tables: contents are determined by the types of whole columns, never by a first row.
 
 texts_of(column, …) string, large_string, …     ->  documents; rows of null are left out
 tokens_of(column)   lists of integers           ->  one stream; rows of null are left out, as empty ones are
@@ -16,7 +16,7 @@ from elaswave_fx.data.dataset import BEYOND_FLOAT32, IGNORED, ROUNDED_FROM
 from elaswave_fx.errors import DataError
 
 _EXAMINED, _MOST = 256, 0.95
-"""So many texts are looked at, spread over a column; and the share of them that tells what they are."""
+"""Texts examined, spread over a column, and the share of them that decides."""
 
 _NUMBER = rb"-?\d+\.?\d*(?:[eE][-+]?\d+)?"
 _IN_LISTS = (
@@ -24,16 +24,16 @@ _IN_LISTS = (
     rb"|'-?\d+'|\"-?\d+\"|[\s,;()\[\]])*+"
 )  # fmt: skip
 _LIST = re.compile(rb"(?:tensor|array)?\s*[\[(]" + _IN_LISTS + rb"(?<=[\])])")
-"""As str() of lists, arrays and tensors writes them."""
+"""Numbers as written by str() of lists, arrays and tensors."""
 
 _NUMBERS = re.compile(_NUMBER + rb"(?:[\s,;|]+" + _NUMBER + rb")*+")
 
 _JSON = "arrow.json"
-"""The extension type that `datasets` gives a column of several types: every value as its JSON text."""
+"""The extension type of `datasets` for columns of several types: every value as its JSON text."""
 
 
 def refuse_missing(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
-    """Raise `DataError` if a file has not just one column of each of these names."""
+    """Raise `DataError` unless a file has exactly one column of each of these names."""
     for name in wanted:
         if there.count(name) != 1:
             times = f"{there.count(name)} columns" if name in there else "no column"
@@ -41,9 +41,8 @@ def refuse_missing(path: Path, wanted: Sequence[str], there: Sequence[str]) -> N
 
 
 def texts_of(column: Any, place: str) -> list[bytes] | None:
-    """The texts of a chunked array, in UTF-8; None if it holds something else.
-
-    Raises `DataError` for lists of numbers that were written as text, as pandas writes them to CSV."""
+    """The texts of a chunked array, in UTF-8; None for other contents. Raises `DataError` for lists of numbers written
+    as text, as pandas writes them to CSV."""
     import pyarrow as pa
 
     column = plain(column)
@@ -57,7 +56,7 @@ def texts_of(column: Any, place: str) -> list[bytes] | None:
 
 
 def refuse_numbers_as_text(column: Any, place: str) -> None:
-    """Raise `DataError` for texts that are all numbers, from a file that cannot tell one from the other."""
+    """Raise `DataError` for texts that are all numbers, from a file format without types."""
     texts = [text.encode() for text in column.drop_null().to_pylist()]
     cure = "columns of numbers go to data.fields, and lists of them to Parquet or JSON Lines"
     _refuse_all(texts, _NUMBERS, "numbers as text", place, cure)
@@ -72,9 +71,8 @@ def _refuse_all(texts: list[bytes], form: re.Pattern[bytes], what: str, place: s
 
 
 def tokens_of(column: Any, place: str) -> np.ndarray | None:
-    """The token ids of a chunked array of lists, one after the other; None if it holds something else.
-
-    Raises `DataError` for a null among the ids, with its row."""
+    """The token ids of a chunked array of lists, concatenated; None for other contents. Raises `DataError` for a null
+    among the ids, with its row."""
     import pyarrow as pa
 
     column = plain(column)
@@ -89,7 +87,7 @@ def tokens_of(column: Any, place: str) -> np.ndarray | None:
 
 
 def refuse_no_numbers(column: Any, place: str) -> None:
-    """Raise `DataError` for what is neither a number nor nested lists of them, or has a null, with its row."""
+    """Raise `DataError` for values that are neither numbers nor nested lists of them, or for a null, with its row."""
     import pyarrow as pa
 
     column = plain(column)
@@ -99,7 +97,7 @@ def refuse_no_numbers(column: Any, place: str) -> None:
     if pa.types.is_null(kind) and column.null_count == len(column):
         raise DataError(f"{place}: has no values, all {len(column)} rows are null")
     if pa.types.is_null(kind):
-        kind = pa.int64()  # lists that are all empty
+        kind = pa.int64()  # all lists are empty
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise DataError(
             f"{place}: holds {type_in_words(column.type)}; a sample is made of numbers and lists of numbers"
@@ -108,15 +106,15 @@ def refuse_no_numbers(column: Any, place: str) -> None:
 
 
 def refuse_left_out(beside: Any, value: int, place: str, name: str) -> None:
-    """Raise `DataError` if a column beside token ids has this value, by which some of them are to be left out, and all
-    of them are to be one stream."""
+    """Raise `DataError` if a column beside token ids contains `value`, which marks ids to leave out, while all ids are
+    joined to one stream."""
     import pyarrow as pa
 
     values = _values(beside)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
-    if is_number and _compute().any(_compute().equal(values, value)).as_py():  # other labels are not those of tokens
+    if is_number and _compute().any(_compute().equal(values, value)).as_py():  # other labels do not belong to tokens
         raise DataError(
             f"{place}: some of its tokens are padding, or not to be predicted, as {value} in {name} tells, and all "
             "would be one stream; save the ids without such, or read samples as they are, as "
@@ -125,7 +123,7 @@ def refuse_left_out(beside: Any, value: int, place: str, name: str) -> None:
 
 
 def is_rounded(column: Any) -> bool:
-    """Whether float32 is visibly less than what a column of numbers holds."""
+    """Whether float32 visibly rounds a column of numbers."""
     import pyarrow as pa
 
     values = _values(column)
@@ -133,14 +131,14 @@ def is_rounded(column: Any) -> bool:
 
 
 def refuse_null(column: Any, place: str) -> None:
-    """Raise `DataError` for a row of null, with its number."""
+    """Raise `DataError` with the number of the first null row."""
     row = _row_of_null(column)
     if row is not None:
         raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
 
 
 def refuse_too_large(column: Any, place: str) -> None:
-    """Raise `DataError` for a number that neither int64 nor float32 has, as samples do."""
+    """Raise `DataError` for a number that fits neither int64 nor float32, the types of samples."""
     import pyarrow as pa
 
     values = _values(column)
@@ -151,14 +149,14 @@ def refuse_too_large(column: Any, place: str) -> None:
 
 
 def holds_whole_numbers(column: Any) -> bool:
-    """Whether it is a column of lists of whole numbers."""
+    """Whether a column holds lists of whole numbers."""
     import pyarrow as pa
 
     return _is_list(plain(column).type) and pa.types.is_integer(_values(column).type)
 
 
 def refuse_no_class(column: Any, names: Sequence[str], place: str) -> None:
-    """Raise `DataError` for a label that is none of the classes, nor -100."""
+    """Raise `DataError` for a label outside the classes, except -100."""
     values = _values(column)
     odd = next((value for value in _compute().unique(values).to_pylist() if not 0 <= value < len(names)), IGNORED)
     if odd != IGNORED:
@@ -169,7 +167,7 @@ def refuse_no_class(column: Any, names: Sequence[str], place: str) -> None:
 
 
 def refuse_foreign_ids(column: Any, vocab_size: int, place: str, may_be_ignored: bool) -> None:
-    """Raise `DataError` for a token id that is not of the vocabulary. `may_be_ignored`: -100 stands for none."""
+    """Raise `DataError` for a token id outside the vocabulary. `may_be_ignored`: -100 is allowed."""
     ends = _compute().min_max(_values(column)).as_py()
     least, most = ends["min"] or 0, ends["max"] or 0
     if most >= vocab_size:
@@ -191,7 +189,7 @@ def _largest(values: Any) -> float | int:
 
 
 def refuse_ragged(column: Any, place: str) -> None:
-    """Raise `DataError` if lists differ in length, with the first row whose list has another length than row 0."""
+    """Raise `DataError` if lists differ in length, with the first row whose length differs from row 0."""
     wanted: list[int] = []
     for first, part in _chunks(column):
         rows, depth = np.arange(first, first + len(part)), 0
@@ -221,22 +219,21 @@ def _chunks(column: Any) -> Iterator[tuple[int, Any]]:
 def _compute() -> Any:
     import pyarrow.compute
 
-    return pyarrow.compute  # most of it is made when it is imported, which no type checker sees
+    return pyarrow.compute  # most of pyarrow.compute is generated on import, which no type checker sees
 
 
 def type_in_words(kind: Any) -> str:
-    """An Arrow type, for messages."""
     return "values of several types" if _JSON in str(kind) else str(kind)
 
 
 def plain(column: Any) -> Any:
-    """The column without what only says how it is stored: extension types, dictionaries, views."""
+    """The column without storage details: extension types, dictionaries, views."""
     import pyarrow as pa
 
     kind = column.type
     if isinstance(kind, pa.FixedShapeTensorType) and any(
         chunk.null_count or chunk.storage.flatten().null_count for chunk in column.chunks
-    ):  # what it makes of its storage has no nulls
+    ):  # an extension array may hide the nulls of its storage
         return pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
     if isinstance(kind, pa.FixedShapeTensorType):
         nested = kind.value_type
@@ -265,7 +262,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _row_of_null(column: Any, of_rows: bool = True) -> int | None:
-    """The first row that has a null somewhere in its lists, or (`of_rows`) is null; None: there is none."""
+    """The first row with a null in its lists, or (`of_rows`) a null row; None if there is none."""
     for first, part in _chunks(column):
         rows, found, counts = np.arange(first, first + len(part)), [], of_rows
         while True:

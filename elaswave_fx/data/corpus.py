@@ -15,7 +15,7 @@ from elaswave_fx.config.schema import nearest, show
 from elaswave_fx.data.file_kinds import refuse_no_text
 from elaswave_fx.errors import DataError
 
-# Installed packages are no part of the standard library, and its tests are half of its text and little like the rest.
+# Installed packages are not part of the standard library. Its tests are half of its text, and unlike the rest.
 _SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
@@ -31,17 +31,18 @@ def stdlib_documents(limit_mb: float | None) -> list[bytes]:
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    """The sources below `root`. Installed packages, which may be ten thousands of files, are not even looked into."""
+    """The sources below `root`. Installed packages, which may have ten thousands of files, are not visited."""
     for folder, inside, names in os.walk(root):
         inside[:] = [name for name in inside if name not in _SKIPPED_FOLDERS]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def file_documents(patterns: Sequence[str], limit_mb: float | None) -> list[bytes]:
-    """The files that the patterns name. Raises `DataError` if one matches nothing or is no text, or all are empty."""
+    """The files that the patterns name. Raises `DataError` if a pattern matches nothing, a file is not text, or all are
+    empty."""
     files = matching_files(patterns)
     documents = read_documents(map(refuse_no_text, files), limit_mb)
-    for path, document in zip(files, documents, strict=False):  # of which a limit may leave some out
+    for path, document in zip(files, documents, strict=False):  # a limit may leave some of them out
         if b"\0" in document:
             raise DataError(f"data.paths={path}: is no text, it has a byte of 0 (the mark at the end of a document)")
     if not any(documents):
@@ -55,7 +56,7 @@ def first_table(patterns: Sequence[str]) -> Path | None:
 
 
 def read_documents(files: Iterable[Path], limit_mb: float | None) -> list[bytes]:
-    """The files' bytes, one document each, until `limit_mb` megabytes (10^6 bytes) are read."""
+    """The files' bytes, one document each, up to `limit_mb` megabytes (10^6 bytes)."""
     left = float("inf") if limit_mb is None else int(limit_mb * 1e6)
     documents: list[bytes] = []
     for path in files:
@@ -71,14 +72,14 @@ def read_documents(files: Iterable[Path], limit_mb: float | None) -> list[bytes]
 
 
 def _end_of_character(text: bytes, end: int) -> int:
-    """The last place up to `end` between two characters, which are of at most 4 bytes in UTF-8."""
+    """The last character boundary up to `end`; characters have at most 4 bytes in UTF-8."""
     places = range(end, max(end - 4, -1), -1)
     return next((place for place in places if text[place] & 0xC0 != 0x80), end)
 
 
 def matching_files(patterns: Sequence[str]) -> list[Path]:
     """Files, folders (all files below them) and patterns with *, ** and ?; sorted within each, numbers in names by
-    their value, hidden ones skipped. A file counts once, whatever links lead to it."""
+    value, hidden files skipped. A file counts once, however many links lead to it."""
     files: dict[str, Path] = {}
     places = [os.path.realpath(Path(pattern).expanduser()) for pattern in patterns]
     for pattern in patterns:
@@ -104,25 +105,25 @@ def _matches(path: Path) -> list[Path]:
         return list(_below(path, frozenset()))
     if "**" not in path.parts:
         return [Path(found) for found in glob.glob(str(path)) if Path(found).is_file()]
-    # The library would go around in circles of links, and pass by folders that it may not read.
+    # The library would loop on circular links, and silently skip unreadable folders.
     root = fixed_part(path)
     form = re.compile(_regex(path.relative_to(root).parts))
     return [found for found in _below(root, frozenset()) if form.fullmatch(found.relative_to(root).as_posix())]
 
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
-    """day-2 comes before day-10."""
+    """Natural sort key: day-2 precedes day-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", path.as_posix())]
 
 
 def fixed_part(path: Path) -> Path:
-    """The folder of a pattern in front of its first mark; a folder or a file itself."""
+    """The folder of a pattern before its first wildcard; a folder or a file itself."""
     marked = next((place for place, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts))
     return Path(*path.parts[:marked])
 
 
 def _regex(parts: Sequence[str]) -> str:
-    """The paths that a pattern of these parts matches: ** stands for any number of folders."""
+    """Regular expression of a pattern's paths: ** stands for any number of folders."""
     words = ["(?:.*/)?" if part == "**" else _segment(part) + "/" for part in parts[:-1]]
     return "".join(words) + (".*" if parts[-1] == "**" else _segment(parts[-1]))
 
@@ -132,11 +133,11 @@ def _segment(part: str) -> str:
 
 
 def _below(folder: Path, above: frozenset[str]) -> Iterator[Path]:
-    """The files below a folder, also behind links, without hidden ones and what editors leave. Raises `DataError` for a
-    link to nothing."""
+    """The files below a folder, also behind links, without hidden files and editor backups. Raises `DataError` for a
+    broken link."""
     here = os.path.realpath(folder)
     if here in above:
-        return  # a link to a folder that it is in
+        return  # a link to one of its parents
     try:
         inside = list(folder.iterdir())
     except OSError as error:

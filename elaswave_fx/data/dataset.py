@@ -1,4 +1,4 @@
-"""The one form that all data has inside: a map from an index to named tensors.
+"""The internal form of all data: a map from an index to named tensors.
 
 In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, giving dicts or tuples). Out: `Dataset`.
 
@@ -23,50 +23,50 @@ from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
 
 Sample = dict[str, Tensor]
-"""A sample's tensors have no batch dimension."""
+"""Tensors of a sample, without a batch dimension."""
 
 Batch = dict[str, Tensor]
-"""Dimension 0 of a batch's tensors counts samples."""
+"""Tensors whose dimension 0 counts samples."""
 
 
 Arrays = tuple[int, Callable[[int], Mapping[str, Any]]]
-"""How many pieces there are, and what gives the arrays of one, by name."""
+"""Number of pieces, and a function that returns the arrays of a piece by name."""
 
 
 PIECE_BYTES = 1 << 20
-"""Of arrays that are read piece by piece."""
+"""Size of a piece of arrays."""
 
 ROUNDED_FROM = 2.0**14
-"""From here on, float32 is off by a thousandth and more."""
+"""Magnitude from which float32 is off by a thousandth or more."""
 
 BEYOND_FLOAT32 = "which is beyond float32; scale the values, or take their logarithm"
 
 _MOST_COMPARED = 8
 
 ID_FIELDS = ("input_ids", "decoder_input_ids", "labels")
-"""Fields of token ids, where a vocabulary says so."""
+"""Fields of token ids, if there is a vocabulary."""
 
 IGNORED = -100
-"""The label of what is not predicted, and not counted."""
+"""Label of positions that are neither predicted nor counted."""
 
 _IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-"""Modes of images whose arrays are colors, grays or truths."""
+"""Modes of images whose arrays are colors, grays or booleans."""
 
 _PALETTE_MODES = ("P", "PA")
 
 _NOT_CALLED = ("set_epoch", "collate_fn", "collater")
-"""Methods of datasets that loops of their authors call, and a map from an index to a sample has no use for."""
+"""Methods that other training loops call on datasets; a map from an index to a sample has no use for them."""
 
 
 class Dataset(ABC):
-    """Samples by index; the same index gives the same bits, whoever asks and how often."""
+    """Samples by index; the same index gives the same bits in every process and every call."""
 
     _first: Sample | None = None
-    """The sample whose form all others have."""
+    """The sample whose form all others must have."""
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of different tokens, for data that is made of tokens."""
+        """Number of different tokens, for data made of tokens."""
         return None
 
     @property
@@ -81,17 +81,17 @@ class Dataset(ABC):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that made tokens of text; None for ids that somebody else made."""
+        """The tokenizer of texts; None for ids that were tokenized elsewhere."""
         return None
 
     @property
     def masked(self) -> bool:
-        """Whether tokens are masked already, so that `labels` are what is predicted; for masked language models."""
+        """Whether tokens are masked already, so that `labels` are predicted; for masked language models."""
         return False
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines for the user: what was done to the samples without having been asked for."""
+        """Lines for the user: implicit changes to samples."""
         return ()
 
     @abstractmethod
@@ -99,11 +99,11 @@ class Dataset(ABC):
 
     @abstractmethod
     def sample(self, index: int, key: int | None = None) -> Sample:
-        """The sample at `index`, 0 <= index < len. `key` is for what is drawn anew whenever the sample comes; None: one
-        that follows from the index. Raises `DataError` if it is not of the promised kind."""
+        """The sample at `index`, 0 <= index < len. `key` seeds what is drawn for each use of the sample; None: a key of
+        the index. Raises `DataError` if it has another form than the first sample."""
 
     def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
-        """The samples at `indices`, stacked; datasets that can do better than one at a time override this."""
+        """The samples at `indices`, stacked; datasets that load batches faster override this."""
         keys = keys_of(indices) if keys is None else keys
         samples = [self.sample(int(index), int(key)) for index, key in zip(indices, keys, strict=True)]
         if not samples:
@@ -115,16 +115,16 @@ class Dataset(ABC):
         return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     def arrays(self) -> Arrays | None:
-        """What samples are made of, where that is arrays; None where code of somebody else makes each."""
+        """Arrays behind the samples; None where foreign code makes each sample."""
         return None
 
     def for_evaluation(self) -> "Dataset":
-        """The same samples as an evaluation sees them."""
+        """The same samples in the form for evaluation."""
         return self
 
 
 class WrappedDataset(Dataset):
-    """Another dataset, but for its samples."""
+    """A wrapper of a dataset that changes its samples."""
 
     def __init__(self, wrapped: Dataset) -> None:
         self._wrapped = wrapped
@@ -161,12 +161,12 @@ class WrappedDataset(Dataset):
 
 
 class UserDataset(WrappedDataset):
-    """A dataset that runs code of the user, which has to be done with every sample in time, and not to draw from what a
-    process shares, nor to depend on numbers and generators of its own that reading changes. `place` is what a refusal
-    calls it, `cure` what it says to do instead; `owner` is the user's object.
+    """A dataset that runs user code. The code must return every sample in time, must not draw from shared generators,
+    and must not depend on its own numbers and generators that reading changes. `place`: its name in refusals; `cure`:
+    their remedy; `owner`: the user's object.
 
-    Samples of batches that draw, or change `owner`, are read again, for up to so many batches of each kind: a dataset
-    may seed what it draws from, or count what it reads.
+    Batches whose samples draw, or change `owner`, are read again, for a limited number of batches of each kind: a
+    dataset may seed what it draws from, or count its reads.
     """
 
     def __init__(self, wrapped: Dataset, code: UserCode, place: str, cure: str, owner: object = None) -> None:
@@ -190,7 +190,7 @@ class UserDataset(WrappedDataset):
         return self._code.run(lambda: self._batch(indices, keys_of(indices) if keys is None else keys))
 
     def refuse_draws(self, index: int, key: int | None = None) -> None:
-        """Raise DataError if reading this sample draws from a generator that the process shares."""
+        """Raise DataError if reading this sample draws from a shared generator."""
         refuse_global_draws(lambda: self.sample(index, key), self.place, index, self.cure)
 
     def refuse_change(self, index: int, field: str) -> NoReturn:
@@ -249,8 +249,8 @@ class ArrayDataset(Dataset):
 class MapDataset(Dataset):
     """A map-style dataset of the user; `fields` names the positions of tuples, or chooses from dicts.
 
-    A `__getitem__(index, key)` gets the key too, an integer of 64 bits: it is another one whenever the sample comes,
-    and the same for whoever computes a step again.
+    A `__getitem__(index, key)` also gets the key, a 64-bit integer: it differs for each use of the sample, and is the
+    same on any rank that replays a step.
     """
 
     def __init__(self, wrapped: Any, fields: Sequence[str], name: str, code: UserCode) -> None:
@@ -267,7 +267,7 @@ class MapDataset(Dataset):
 
     @property
     def vocab_size(self) -> int | None:
-        """That of the dataset's own attribute, if it has one."""
+        """The dataset's own attribute, if it has one."""
         size = getattr(self._wrapped, "vocab_size", None)
         return int(size) if isinstance(size, (int, np.integer)) and size > 1 else None
 
@@ -332,14 +332,14 @@ class MapDataset(Dataset):
 
 
 def _takes_key(wrapped: Any) -> bool:
-    """Whether samples are asked for with a key: `__getitem__(self, index, key)`. An index may have that name, too."""
+    """Whether samples take a key: `__getitem__(self, index, key)`. An index may be named `key`, too."""
     found = list(parameters_of(type(wrapped).__getitem__).values())[2:]
     return any(each.name == "key" and each.default in (each.empty, None) for each in found)
 
 
 def _keyed_within(outer: Any) -> Iterator[tuple[str, str]]:
-    """(type of a dataset, type of one that it is made of) where the latter takes a key, as torch's Subset and
-    ConcatDataset hold others, however deep."""
+    """(type of a dataset, type of a nested one) where the nested one takes a key, as in torch's Subset and
+    ConcatDataset, at any depth."""
     several = getattr(outer, "datasets", ())
     for inner in (getattr(outer, "dataset", None), *(several if isinstance(several, (list, tuple)) else ())):
         if hasattr(type(inner), "__getitem__"):
@@ -350,7 +350,7 @@ def _keyed_within(outer: Any) -> Iterator[tuple[str, str]]:
 
 
 def rounded_notes(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line that names the fields of an item which float32 rounds visibly, if there are any."""
+    """A line that names the fields of an item which float32 rounds visibly, if any."""
     return notes_of_rounding([name for name, value in item.items() if _is_rounded(value)])
 
 
@@ -361,7 +361,7 @@ def notes_of_rounding(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def notes_of_palettes(item: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line that names the images of an item whose numbers are those of a palette, if there are any."""
+    """A line that names the images of an item whose numbers are palette indices, if any."""
     names = [name for name, value in item.items() if image_mode(value) in _PALETTE_MODES]
     if not names:
         return ()
@@ -369,13 +369,13 @@ def notes_of_palettes(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def image_mode(value: Any) -> str | None:
-    """That of an image of Pillow."""
+    """The mode of a Pillow image."""
     mode = getattr(value, "mode", None)
     return mode if isinstance(mode, str) and hasattr(value, "convert") else None
 
 
 def _is_rounded(value: Any) -> bool:
-    """Whether float32 is less than what a value holds: a float64 array, or Python's floats where that shows."""
+    """Whether float32 loses precision: a float64 array, or Python floats where it is visible."""
     if hasattr(value, "dtype"):
         return value.dtype in (torch.float64, np.float64)
     array = np.asarray(value)
@@ -383,9 +383,8 @@ def _is_rounded(value: Any) -> bool:
 
 
 def as_tensor(value: Any, place: str) -> Tensor:
-    """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 as they are.
-
-    They have memory of their own: a dataset may fill one buffer for one sample after the other."""
+    """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 unchanged. They
+    own their memory, as a dataset may fill one buffer for all samples."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_array(value))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -409,8 +408,8 @@ def as_tensor(value: Any, place: str) -> Tensor:
 
 
 def _array(value: Any) -> np.ndarray:
-    """A value as an array that torch takes. An image of Pillow becomes colors where it has palette numbers or the inks
-    of a printer."""
+    """A value as an array that torch takes. A Pillow image with palette indices or printer inks is converted to
+    colors."""
     if image_mode(value) not in (None, *_IMAGE_MODES):
         value = value.convert("RGB")
     if np.ma.is_masked(value):
@@ -420,7 +419,7 @@ def _array(value: Any) -> np.ndarray:
     if is_made_float and any(isinstance(each, int) for each in np.asarray(value, object).flat if abs(each) >= 2**63):
         raise ValueError("whole numbers of 2**63 and more are not supported")
     if array.dtype == np.ulonglong:
-        return array.astype(np.uint64)  # which torch does not know as one
+        return array.astype(np.uint64)  # a dtype that torch does not recognize
     return array if array.flags.writeable else array.copy()
 
 

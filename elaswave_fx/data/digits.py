@@ -17,7 +17,7 @@ _CLASSES = 10
 
 def open_digits(layout: str, cache: Path | None) -> ArrayDataset:
     """The dataset; raises `DataError` without scikit-learn."""
-    # Cached because importing scikit-learn takes longer than everything else here, on every rank.
+    # Cached, as importing scikit-learn takes longer than everything else here, on every rank.
     table = cached_array(cache and cache / "digits", "digits", "1", _load)
     images = (table[:, :64] / np.float32(16)).reshape(-1, 1, 8, 8)
     return ArrayDataset({**arrange(images, layout), "label": table[:, 64].astype(np.int64)}, classes=_CLASSES)

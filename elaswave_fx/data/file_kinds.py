@@ -1,10 +1,10 @@
-"""What a file is, told from its own first bytes: a magic number, a header that holds together, or text.
+"""Kinds of files, found by their first bytes: a magic number, a consistent header, or text.
 
     kind_of(Path("tokens.npy"))    ->  NUMPY
     kind_of(Path("rows.parquet"))  ->  FileKind("a Parquet table", "data=hf reads it")
     kind_of(Path("train.bin"))     ->  None: nothing is known of it, as of a flat file of tokens
 
-A short magic number is not taken at its word where raw tokens may have the same bytes: what follows it has to fit too.
+A short magic number that raw tokens may contain by chance needs confirmation by the bytes that follow it.
 """
 
 import codecs
@@ -19,24 +19,24 @@ from pathlib import Path
 from elaswave_fx.errors import DataError
 
 _HEAD = 1 << 14
-"""So many bytes are looked at."""
+"""Bytes examined."""
 
 _LONG = 8
-"""So many letters that a format begins with are none of a text by chance."""
+"""Length of a format's initial letters that does not occur in text by chance."""
 
 _LEAST_TEXT = 16
-"""Fewer bytes may be printable by chance."""
+"""Minimum of bytes: fewer may be printable by chance."""
 
 _OPCODES = 16
-"""So many of pickle in a row are none by chance."""
+"""Number of consecutive pickle operations that does not occur by chance."""
 
 _SIZE = 8
-"""Bytes of the length in front of a safetensors header."""
+"""Bytes of the length before a safetensors header."""
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """A format: its `name` in a sentence, and what to do with such a file instead of reading it as something else."""
+    """A format: its `name` in a sentence, and the right way to use such a file."""
 
     name: str
     cure: str
@@ -84,7 +84,7 @@ _MAGIC: tuple[tuple[int, bytes, FileKind], ...] = (
     (0, b"GIF8", FileKind("a GIF image", _ELSEWHERE)),
     (0, b"\x7fELF", FileKind("a compiled program", _ELSEWHERE)),
 )  # fmt: skip
-"""(offset, bytes, what they tell): no raw tokens but by chance of one in 2^24, or less."""
+"""(offset, bytes, format). Raw tokens match by chance in at most one of 2^24 files."""
 
 _LLM_C_OTHERS = {
     20240522: "an evaluation file of llm.c",
@@ -96,7 +96,7 @@ LLM_C_TOKENS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
 
 
 def kind_of(path: Path) -> FileKind | None:
-    """The kind, or None where nothing tells it. Raises `DataError` if the file cannot be read."""
+    """The kind, or None if unknown. Raises `DataError` if the file cannot be read."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
@@ -105,7 +105,7 @@ def kind_of(path: Path) -> FileKind | None:
         raise DataError(f"data.paths={path}: cannot be read ({error.strerror})") from error
     is_text = _is_text(head)
     for offset, magic, kind in _MAGIC:
-        # A text may begin with letters that are a format's, which has other bytes than letters soon.
+        # A text may begin with a format's letters; a binary format soon has unprintable bytes.
         if head[offset : offset + len(magic)] == magic and not (is_text and len(magic) < _LONG):
             return kind
     for look in (_llm_c, _zip, _compressed, _arrow_stream, _safetensors, _pickle, _megatron, _chunk):
@@ -116,7 +116,7 @@ def kind_of(path: Path) -> FileKind | None:
 
 
 def refuse_no_text(path: Path) -> Path:
-    """The path, if the file can be read as text in UTF-8. Raises `DataError` that says what it is instead."""
+    """The path, if the file is text in UTF-8. Raises `DataError` with its actual kind."""
     kind = kind_of(path)
     if kind is TEXT:
         return path
@@ -144,8 +144,8 @@ def _llm_c(head: bytes, size: int, path: Path) -> FileKind | None:
 
 
 def _chunk(head: bytes, size: int, path: Path) -> FileKind | None:
-    """Return a chunk of litdata or MosaicML streaming: the number of samples, and where each begins, as 32-bit words;
-    the last of these is the end of the file."""
+    """A chunk of litdata or MosaicML streaming: the number of samples and their offsets, as 32-bit words; the last one
+    is the end of the file."""
     count, first = (int.from_bytes(head[place : place + 4], "little") for place in (0, 4))
     end = 4 * (count + 2)
     if count < 1 or not end <= first < size:
@@ -178,7 +178,7 @@ def _zip(head: bytes, size: int, path: Path) -> FileKind | None:
 
 
 def _compressed(head: bytes, size: int, path: Path) -> FileKind | None:
-    """Return gzip or bzip2 where the first block really is so."""
+    """gzip or bzip2, if the first block decompresses."""
     if head.startswith(b"\x1f\x8b\x08"):
         try:
             zlib.decompressobj(wbits=31).decompress(head)
@@ -190,8 +190,8 @@ def _compressed(head: bytes, size: int, path: Path) -> FileKind | None:
 
 
 def _arrow_stream(head: bytes, size: int, path: Path) -> FileKind | None:
-    """Return an Arrow stream: the mark of a message, the length of its metadata, which ends at a multiple of 8, and
-    the schema's version and kind in it."""
+    """An Arrow stream: the mark of a message, the length of its metadata, which ends at a multiple of 8, and the
+    schema's version and kind in it."""
     length = int.from_bytes(head[4:8], "little")
     if head[:4] != b"\xff\xff\xff\xff" or not 16 <= length < size or length % 8:
         return None
@@ -212,7 +212,7 @@ def _safetensors(head: bytes, size: int, path: Path) -> FileKind | None:
 
 
 def _pickle(head: bytes, size: int, path: Path) -> FileKind | None:
-    """Return a pickle of protocols 2 to 5: with a frame that fits into the file, or operations that are some."""
+    """A pickle of protocols 2 to 5: with a frame that fits into the file, or valid operations."""
     if len(head) < 2 or head[0] != 0x80 or not 2 <= head[1] <= 5:
         return None
     framed = head[2:3] == b"\x95" and int.from_bytes(head[3:11], "little") <= size
@@ -220,7 +220,7 @@ def _pickle(head: bytes, size: int, path: Path) -> FileKind | None:
 
 
 def _operations(head: bytes) -> int:
-    """How many operations of pickle the bytes begin with; enough of them if they are a whole pickle."""
+    """The number of pickle operations at the start; at least the minimum for a complete pickle."""
     seen = 0
     try:
         for _ in pickletools.genops(BytesIO(head)):
@@ -231,7 +231,7 @@ def _operations(head: bytes) -> int:
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether it is UTF-8 of characters that are printed; one that the end of what was read cuts does not count."""
+    """Whether the bytes are UTF-8 of printable characters; a character cut off at the end is ignored."""
     if len(head) < _LEAST_TEXT:
         return False
     text = codecs.getincrementaldecoder("utf-8")("strict")

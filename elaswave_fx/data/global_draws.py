@@ -1,8 +1,8 @@
-"""Draws from the generators that a whole process shares, which an augmentation that is rarely seen gives away.
+"""Draws from generators shared by a process, which also reveal rarely taken augmentations.
 
     global_draws(lambda: dataset[0])   ->  ["torch's generator"], where a sample is flipped if torch.rand(1) < 0.5
 
-A generator that is seeded anew before each draw, as by torch.manual_seed(index), gives the same numbers to everybody.
+A generator seeded before each draw, as by torch.manual_seed(index), gives the same numbers on every rank.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _SEEDS = (1, 2)
 
 
 def refuse_global_draws(read: Callable[[], object], place: str, index: int, cure: str) -> None:
-    """Raise DataError if reading sample `index` of `place` draws from a shared generator; `cure` is a way out."""
+    """Raise DataError if reading sample `index` of `place` draws from a shared generator; `cure` is the remedy."""
     drawn = global_draws(read)
     if drawn:
         raise DataError(f"{place}: sample {index} draws from {drawn[0]}, and may be another one later, {again(cure)}")
 
 
 def again(cure: str) -> str:
-    """The end of a refusal of samples that are not the same whenever they are read."""
+    """The end of a refusal of samples that differ between reads."""
     return f"but a step that is done again has to see the same samples; a way out is {cure}"
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The shared generators, seeded. All are as before afterwards."""
+    """Seed the shared generators, and restore them afterwards."""
     torchs, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         torch.manual_seed(seed)
@@ -48,7 +48,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def global_draws(read: Callable[[], object]) -> list[str]:
-    """The shared generators from which `read` draws. All are as before afterwards."""
+    """The shared generators from which `read` draws; they are restored afterwards."""
     ends = []
     for seed in _SEEDS:
         with seeded(seed):
@@ -59,7 +59,7 @@ def global_draws(read: Callable[[], object]) -> list[str]:
 
 
 def generator_states() -> dict[str, object]:
-    """Of the generators that a process shares, by name, to be compared with others of theirs."""
+    """States of the shared generators by name, for comparison."""
     return {
         "torch's generator": torch.get_rng_state().numpy().tobytes(),
         "Python's generator (module random)": random.getstate(),

@@ -51,20 +51,20 @@ _FORMATS = {
 }  # fmt: skip
 
 _OF_SAVED = ("state.json", "dataset_info.json", "dataset_dict.json")
-"""Files of save_to_disk beside the tables."""
+"""Files of save_to_disk other than tables."""
 
 _LEAVE_OUT = {"attention_mask": 0, "loss_mask": 0, "labels": IGNORED, "label": IGNORED}
-"""Columns beside one of token ids, with the value that tells which of them are padding, or not predicted."""
+"""Columns beside token ids, with the value that marks padding or unpredicted ids."""
 
 _DECODED = ("Image", "Audio", "Video")
-"""Features whose values the library makes of bytes or paths."""
+"""Features whose values the library decodes from bytes or paths."""
 
 
 class ColumnsDataset(Dataset):
     """Rows of chosen columns, each a number or an array of one shape."""
 
     def __init__(self, table: Any, fields: tuple[str, ...], vocab_size: int | None = None) -> None:
-        """`vocab_size`: of ids among the columns, which do not tell it themselves."""
+        """`vocab_size`: of ids among the columns, which do not carry it."""
         self._vocab_size = vocab_size
         self._table = table.select_columns(list(fields)).with_format(None)
         self._fields = fields
@@ -93,7 +93,7 @@ class ColumnsDataset(Dataset):
 
     @property
     def classes(self) -> int | None:
-        """Those of the one column of labels with names."""
+        """Classes of the only column of labels with names."""
         counts = [len(names) for names in self.class_names.values()]
         return counts[0] if len(counts) == 1 else None
 
@@ -112,14 +112,14 @@ class ColumnsDataset(Dataset):
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         row = self._row(index)
-        # An empty list does not tell what it holds.
+        # The element type of an empty list is unknown.
         values = {name: np.asarray(row[name], np.int64) if name in self._whole else row[name] for name in self._fields}
         return {name: as_tensor(value, f"data.fields: column {name} of row {index}") for name, value in values.items()}
 
     def _row(self, index: int) -> Mapping[str, Any]:
         try:
             return self._table[index]
-        except Exception as error:  # What decodes images and sounds may fail in any way.
+        except Exception as error:  # decoders of images and sounds may fail in any way
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise DataError(f"data.fields: row {index} cannot be decoded ({reason}); leave it out") from error
 
@@ -149,14 +149,14 @@ def read_table(config: DataConfig, cache: Path | None) -> Any:
 
 
 def files_read(config: DataConfig) -> set[str]:
-    """The files of the split, by their real paths; of save_to_disk, the folder with the split."""
+    """The real paths of the split's files; for save_to_disk, the folder with the split."""
     if _is_saved_alone(config):
         return {f"{os.path.realpath(Path(config.paths[0]).expanduser())}#{config.split}"}
     return {os.path.realpath(path) for path in _files(config)[1]}
 
 
 def split_line(config: DataConfig) -> str | None:
-    """That files were left out for the split that their names tell, in words."""
+    """A note on files left out because their names belong to other splits."""
     if _is_saved_alone(config):
         return None
     files, chosen = _files(config)
@@ -166,13 +166,13 @@ def split_line(config: DataConfig) -> str | None:
 
 
 def _files(config: DataConfig) -> tuple[list[Path], list[Path]]:
-    """The files that the paths name, and those of them that are of the split. Raises `DataError`."""
+    """The files that the paths name, and those of them in the split. Raises `DataError`."""
     files = matching_files(config.paths)
     return files, files_of_split(config.split, config.paths, files)
 
 
 def _columns(config: DataConfig, names: Sequence[str]) -> list[str]:
-    """The columns that are read, of those that there are. Raises `DataError`."""
+    """The columns to read, out of `names`. Raises `DataError`."""
     wanted = config.fields or ((config.column,) if config.column is not None else ())
     for name in wanted:
         if name not in names:
@@ -193,13 +193,13 @@ def choose_column(config: DataConfig, names: Sequence[str]) -> str:
 
 
 def _saved(library: Any, folder: Path) -> Any:
-    """What save_to_disk wrote. Raises `DataError` if it is not whole."""
+    """A dataset written by save_to_disk. Raises `DataError` if it is incomplete."""
     try:
         for path in folder.glob("**/*.arrow"):
             if not path.name.startswith("cache-"):
                 schema_of(path)
         return library.load_from_disk(str(folder))
-    except Exception as error:  # The library fails in many ways.
+    except Exception as error:  # the library fails in many ways
         reason = "it is empty, or files are missing" if isinstance(error, IndexError) else " ".join(str(error).split())
         raise DataError(f"data.paths={folder}: is no whole folder of save_to_disk ({reason})") from error
 
@@ -225,7 +225,7 @@ def read_column(table: Any, name: str) -> tuple[list[bytes] | None, np.ndarray |
 
 
 def _arrow(table: Any, name: str) -> Any:
-    """A column as Arrow has it, whatever form the table gives its rows."""
+    """A column in its Arrow form, whatever format the table returns rows in."""
     return table.select_columns([name]).with_format("arrow")[:].column(name)
 
 
@@ -243,10 +243,10 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     if cache is not None and others_may_change(cache / "datasets"):
         cache = None
     format = formats.pop()
-    # Copies and archives keep the time of change, but not the inode.
+    # Copies and archives preserve the modification time, but not the inode.
     marks = [(found.st_size, found.st_ino, found.st_ctime_ns) for found in (path.stat() for path in files)]
     kept = cache and cache / "datasets" / digest(str(marks))
-    if format in ("parquet", "arrow"):  # an empty part says nothing of the others
+    if format in ("parquet", "arrow"):  # an empty part says nothing about the others
         files = [path for path in files if has_rows(path)] or files[:1]
     names = column_names(files, config.fields or (config.column or "text",))
     if not names:
@@ -254,12 +254,12 @@ def _load_files(library: Any, config: DataConfig, cache: Path | None) -> Any:
     columns = _columns(config, names)
     numbers = bool(config.fields)
     if not numbers and columns != ["text"]:
-        columns += [name for name in _LEAVE_OUT if name in names and name not in columns]  # `read_column` looks at them
+        columns += [name for name in _LEAVE_OUT if name in names and name not in columns]  # `read_column` checks them
     folder = kept and kept / digest(VERSION, str(numbers), *map(str, files), *columns)
     table = read_files(files, columns, numbers, folder)
     if format == "csv" and not numbers:
         refuse_numbers_as_text(table.column(columns[0]), f"data.column={columns[0]}")
-    with contextlib.suppress(Exception):  # what stands beside the schema may be somebody else's
+    with contextlib.suppress(Exception):  # the schema's metadata may come from another writer
         return library.Dataset(library.table.InMemoryTable(table))
     try:
         return library.Dataset(library.table.InMemoryTable(table.replace_schema_metadata(None)))

@@ -1,14 +1,14 @@
-"""What the labels of the user's data mean to a language model of ours or of transformers.
+"""Interpretation of the labels of user data by language models, ours or of transformers.
 
-A model that predicts the next token takes labels that are the next tokens. A dataset that was prepared for transformers
-has labels equal to its input_ids, which the library's own models shift inside; taken as they are, they would train the
-identity. Here they are shifted, as part of the data, so that steps, evaluation and every rank see the same:
+A model that predicts the next token takes labels that are the next tokens. Data prepared for transformers has labels
+equal to its input_ids, which the library's own models shift internally; unshifted they would train the identity. They
+are shifted here, as part of the data, so that steps, evaluation and every rank see the same:
 
     input_ids 5 6 7 8, labels -100 6 7 8   ->   labels 6 7 8 -100
 
-`data.labels=auto` shifts where labels equal input_ids, but for noise in these, for models that are known to predict the
-next token. A masked language model predicts labels that differ from input_ids, for such data is masked already, and
-masks tokens itself where they are equal.
+`data.labels=auto` shifts where labels equal input_ids, up to noise in these, for models that are known to predict the
+next token. For a masked language model labels that differ from input_ids mean masked data, and equal ones that the
+model masks tokens itself.
 """
 
 import numpy as np
@@ -23,13 +23,13 @@ from elaswave_fx.errors import DataError
 
 _EXAMINED, _AT_MOST = 16, 512
 _OWN, _CLEARLY = 0.5, 0.25
-"""Labels stand at their own tokens if more than this share of them equals these, and by so much more than the next,
-both beyond what chance gives. Labels of padding, or of any token that is followed by itself, tell nothing and are not
+"""Labels stand at their own tokens if more than the first share of them equal these, and the share exceeds that of the
+next tokens by the second, both beyond chance. Labels of padding, or of a token that is followed by itself, are not
 counted."""
 
 
 class _Noted(WrappedDataset):
-    """A dataset with one line more for the user."""
+    """A dataset with an additional line for the user."""
 
     def __init__(self, wrapped: Dataset, note: str) -> None:
         super().__init__(wrapped)
@@ -44,7 +44,7 @@ class _Noted(WrappedDataset):
 
 
 class NextTokenLabels(_Noted):
-    """A dataset whose labels stand at their own tokens, as samples whose labels are the next tokens."""
+    """A dataset with labels at their own tokens, converted to samples whose labels are the next tokens."""
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         return _shifted(self._wrapped.sample(index, key))
@@ -54,7 +54,7 @@ class NextTokenLabels(_Noted):
 
 
 class MaskedTokens(_Noted):
-    """A dataset whose tokens are masked already: its labels are what a masked language model predicts."""
+    """A dataset whose tokens are masked already: its labels are the targets of a masked language model."""
 
     @property
     def masked(self) -> bool:
@@ -68,8 +68,8 @@ class MaskedTokens(_Noted):
 
 
 class UnmaskedTokens(_Noted):
-    """A dataset whose labels are its own tokens, which a masked language model masks: samples with others are
-    refused, for their labels would not be looked at."""
+    """A dataset whose labels are its own tokens, for a masked language model that masks them. Samples with other labels
+    are refused, as those would be ignored."""
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         made = self._wrapped.sample(index, key)
@@ -91,12 +91,12 @@ class UnmaskedTokens(_Noted):
 
 
 def has_own_labels(data: DataConfig) -> bool:
-    """Whether samples may have labels of the user's."""
+    """Whether samples may have labels from the user."""
     return data.kind == "target" or (data.kind == "hf" and bool(data.fields))
 
 
 def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
-    """The dataset as the model wants its labels. Raises `DataError` where `data.labels=same` makes no sense."""
+    """The dataset with the labels that the model takes. Raises `DataError` where `data.labels=same` makes no sense."""
     data = config.data
     if data.kind not in ("hf", "target"):
         return dataset
@@ -117,7 +117,7 @@ def with_labels_of_model(config: Config, dataset: Dataset) -> Dataset:
         note = "labels: they stand at their own tokens (data.labels=same), and are shifted to the next ones"
         return NextTokenLabels(dataset, note) if _predicts_next(config) else dataset
     if config.model.kind not in ("gpt", "hf"):
-        return dataset  # Such a model may shift them itself.
+        return dataset  # such a model may shift them itself
     examined = _examined(dataset)
     own, following = _shares(examined)
     if own <= _OWN or own - following <= _CLEARLY or not _predicts_next(config):
@@ -151,7 +151,7 @@ def _with_masks(dataset: Dataset, holds_out: bool) -> Dataset:
 
 
 def _task(config: Config) -> str | None:
-    """That of a model of transformers."""
+    """The task of a transformers model."""
     if config.model.kind != "hf":
         return None
     from elaswave_fx.models.hf_config import task_of
@@ -160,12 +160,12 @@ def _task(config: Config) -> str | None:
 
 
 def _predicts_next(config: Config) -> bool:
-    """Whether the model takes the next tokens as labels; a module of the user's does if `data.labels` says so."""
+    """Whether the model takes the next tokens as labels; a user's module does if `data.labels` says so."""
     return config.model.kind in ("gpt", "target") or _task(config) == "causal_lm"
 
 
 def _examined(dataset: Dataset) -> list[Sample]:
-    """Some samples, of which each has labels of the shape of its inputs; else none. More of them where no label of the
+    """Some samples, or none if the labels of one have another shape than its inputs. More samples if no label of the
     first ones counts."""
     samples: list[Sample] = []
     for count in (_EXAMINED, _AT_MOST):
@@ -183,8 +183,8 @@ def _examined(dataset: Dataset) -> list[Sample]:
 
 
 def _shares(samples: list[Sample]) -> tuple[float, float]:
-    """Of the labels that count, at tokens that another one follows: the share that equals the token, and the next, as
-    far as it is beyond chance; of the last labels, where no others count."""
+    """Shares of labels that equal their token, and the next token, beyond chance. Counted labels at tokens followed by
+    another token are used; without any, the last label of each sample."""
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     last: list[tuple[Tensor, Tensor]] = []
     for sample in samples:
@@ -202,8 +202,8 @@ def _shares(samples: list[Sample]) -> tuple[float, float]:
 
 
 def _beyond_chance(labels: Tensor, tokens: Tensor) -> float:
-    """The share of labels that equal tokens, 0 for as many as chance gives by how often each comes, 1 for all; where
-    there is but one label, as it is. Cohen's kappa."""
+    """Cohen's kappa of labels and tokens: 0 for chance agreement by frequency, 1 for all equal; the plain share if
+    there is only one label."""
     share = float((labels == tokens).float().mean())
     values, places = torch.cat((labels, tokens)).unique(return_inverse=True)
     used = [torch.bincount(part, minlength=len(values)).double() / len(labels) for part in places.split(len(labels))]
@@ -216,7 +216,7 @@ def _counted(sample: Sample) -> bool:
 
 
 def _equal_where_they_count(sample: Sample) -> bool:
-    labels = sample["labels"].long()  # those of bytes have no -100
+    labels = sample["labels"].long()  # labels in bytes cannot be -100
     counts = labels != IGNORED
     return torch.equal(sample["input_ids"][counts].long(), labels[counts])
 

@@ -1,4 +1,4 @@
-"""Which sample stands at which position of training: a keyed permutation that needs no memory.
+"""The sample at each position of training: a keyed permutation that needs no memory.
 
 In: a seed and a number of samples. Out: for a range of global positions, the indices of the samples there. Position
 p = step x global_batch + i lies in data epoch p div n; each epoch is another permutation of the n samples.
@@ -19,7 +19,7 @@ Indices = npt.NDArray[np.int64]
 _ROUNDS = 8
 _KEYS = 0x6B657973
 _SPLIT = 0x73706C69
-"""Tell the seeds of keys and of the split from those of permutations."""
+"""Separates the seeds of keys and of the split from those of permutations."""
 
 
 class Order(Protocol):
@@ -33,7 +33,7 @@ class Order(Protocol):
         ...
 
     def keys(self, first: int, count: int) -> Words:
-        """A key for each of these positions, for what is drawn anew whenever a sample comes."""
+        """A key for each of these positions, for draws that differ at every use of a sample."""
         ...
 
 
@@ -45,22 +45,21 @@ class Shuffle:
     num_samples: int
 
     def indices(self, places: Indices) -> Indices:
-        """The samples at these places."""
         key = derive(self.seed, _SPLIT)
         return permute(places.astype(np.uint64), self.num_samples, key).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """An order that is shuffled anew in every data epoch; each epoch visits each of the samples at the first
-    `num_samples` places once: places of `shuffle`, or of the dataset itself."""
+    """An order that is shuffled anew in every data epoch. Each epoch visits each sample at the first `num_samples`
+    places once: places of `shuffle`, or of the dataset itself."""
 
     seed: int
     num_samples: int
     shuffle: Shuffle | None = None
 
     def samples(self, places: Indices) -> Indices:
-        """The samples at places 0..num_samples-1, of those that train."""
+        """The training samples at places 0..num_samples-1."""
         return places if self.shuffle is None else self.shuffle.indices(places)
 
     def indices(self, first: int, count: int) -> Indices:
@@ -74,14 +73,14 @@ class SampleOrder:
         return self.samples(result)
 
     def keys(self, first: int, count: int) -> Words:
-        """Another one at every position, so in every data epoch."""
+        """A different key at every position, so in every data epoch."""
         return mix(np.arange(first, first + count, dtype=np.uint64) ^ np.uint64(derive(self.seed, _KEYS)))
 
 
 @dataclass(frozen=True)
 class HeldOutOrder:
     """The samples at places first_place..first_place+num_samples-1 of `shuffle`, or of the dataset itself, in that
-    order, round and round."""
+    order, cyclically."""
 
     first_place: int
     num_samples: int
@@ -92,17 +91,16 @@ class HeldOutOrder:
         return places if self.shuffle is None else self.shuffle.indices(places)
 
     def keys(self, first: int, count: int) -> Words:
-        """A sample's own: every evaluation sees the same."""
+        """Each sample's fixed key: every evaluation sees the same."""
         return keys_of(self.indices(first, count))
 
 
 def keys_of(indices: Indices) -> Words:
-    """Keys that follow from samples alone."""
+    """Keys that depend on the samples only."""
     return mix(indices.astype(np.uint64))
 
 
 def key_of(index: int) -> int:
-    """That of one sample."""
     return int(keys_of(np.array([index]))[0])
 
 
@@ -124,7 +122,7 @@ def permute(places: Words, size: int, key: int) -> Words:
 
 
 def _feistel(words: Words, bits: int, turn_keys: Words) -> Words:
-    """A permutation of 0..2^bits-1; the halves differ by a bit if `bits` is odd, and take turns being changed."""
+    """A permutation of 0..2^bits-1; the halves differ by a bit if `bits` is odd, and are changed alternately."""
     right_bits = bits // 2
     left_bits = np.uint64(bits - right_bits)
     right_mask = np.uint64((1 << right_bits) - 1)

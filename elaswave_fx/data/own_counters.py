@@ -1,4 +1,4 @@
-"""Samples that depend on a number which reading them changes, such as a curriculum by the count of reads.
+"""Samples that depend on a number that reading changes, such as a curriculum by the count of reads.
 
 self.reads += 1; x = x * (1 + self.reads // 1000)   ->  DataError that names `reads`
 STATS["reads"] += 1                                 ->  the same of a global that the code names
@@ -22,7 +22,7 @@ from elaswave_fx.program.held_state import names_of
 from elaswave_fx.program.later_values import numbers_in, with_changed
 
 _FURTHER = (*(2**power for power in range(1, 21)), 1_000, 1_000_000)
-"""So many reads later; as for modules, a power of two gets into the next phase."""
+"""Numbers of later reads; as for modules, a power of two reaches the next phase."""
 
 _MOST_OWNERS = 64
 _NO_OWNERS = (type, ModuleType, torch.Tensor)
@@ -31,10 +31,11 @@ _NO_OWNERS = (type, ModuleType, torch.Tensor)
 def refuse_counters(
     read: Callable[[int], dict[str, torch.Tensor]], count: int, owner: object, place: str, cure: str
 ) -> None:
-    """Raise DataError where samples depend on a number of `owner` that reading them changes, or on one of the globals
-    that its code names. `read` gives one of `count` samples.
+    """Raise DataError where samples depend on a number that reading them changes: of `owner`, or a global that its code
+    names. `read` returns one of `count` samples.
 
-    What is as it was when the same samples have been read again is no counter: a cache of what was read last."""
+    A number that is restored when the same samples are read again is a cache of the last read, not a counter.
+    """
     other = 1 % count
     for index in (0, other, 0):
         first = read(index)
@@ -51,8 +52,8 @@ def refuse_counters(
         for later_value in _later_values(count) if changed else ():
             space[name] = with_changed(value, changed, later_value)
             try:
-                later = [read(0), read(0)]  # the first one may begin what the second one sees
-            except DataError:  # Not for this number.
+                later = [read(0), read(0)]  # the first read may start what the second one sees
+            except DataError:  # the value is invalid for this number
                 continue
             finally:
                 space[name] = value
@@ -61,35 +62,35 @@ def refuse_counters(
 
 
 def _later_values(count: int) -> Iterator[Callable[[Any], Any]]:
-    """What a number may be later: so many reads on, and at the end of an epoch of `count` samples."""
+    """Later values of a number: some reads on, and at the end of an epoch of `count` samples."""
     yield from (lambda number, by=more: _sum(number, by) for more in _FURTHER)
     for reads in (count - 1, count, 2 * count - 1):
         yield lambda number, to=reads: _sum(number, to - number) if isinstance(number, int) else number
 
 
 def same_sample(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether the fields of one sample are those of another one."""
+    """Whether two samples are equal in all fields."""
     return all(same_bits(tensor, b[field]) for field, tensor in a.items())
 
 
 def _sum(number: Any, by: int) -> Any:
-    """The sum, which goes around where the number has few bits."""
+    """The sum, wrapped around in types of few bits."""
     if isinstance(number, (np.ndarray, np.generic)):
         return np.add(number, np.asarray(by).astype(number.dtype))
     try:
         return number + by
-    except (OverflowError, NotImplementedError):  # torch adds no numbers of some types
+    except (OverflowError, NotImplementedError):  # torch cannot add some types
         return number
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are the same, nan included."""
+    """Whether two tensors are bitwise equal, nan included."""
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
 class OwnStates:
-    """Numbers and generators that an object and what it holds have: a wrapped dataset, transforms in a list. Reading
-    samples may change them, and be changed by them."""
+    """Numbers and generators of an object and its nested objects, such as a wrapped dataset or transforms in a list.
+    Reading samples may change them, and depend on them."""
 
     def __init__(self, owner: object) -> None:
         self._owners: list[object] = []
@@ -106,7 +107,7 @@ class OwnStates:
                 waiting += [value for value in vars(each).values() if not isinstance(value, (str, int, float))]
 
     def now(self) -> list[object]:
-        """To be compared with those of another time."""
+        """The present states, for comparison with another time."""
         return [
             state
             for owner in self._owners
@@ -116,7 +117,7 @@ class OwnStates:
 
 
 def _state(value: object) -> object:
-    """The value of a number, the state of a generator; None of anything else."""
+    """The value of a number, the state of a generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if is_generator(value):
@@ -125,7 +126,7 @@ def _state(value: object) -> object:
 
 
 def _names(owner: object) -> Iterator[tuple[dict[str, Any], str]]:
-    """Attributes of `owner`, and globals that it names where it is called or asked for an item."""
+    """Attributes of `owner`, and globals that its `__call__` or `__getitem__` names."""
     if not isinstance(owner, FunctionType):
         own = getattr(owner, "__dict__", {})
         yield from ((own, name) for name in [*own])

@@ -1,12 +1,11 @@
-"""A digest of the samples that a process reads, by which a rank that joins is compared with its job.
+"""A digest of the samples that a process reads; a joiner's must equal that of its job.
 
     made = digest_data(config, dataset)             ->  SampleDigest("9f3a…", covered=50000, pieces=50000)
     digest_data(config, dataset, like=made)         ->  the same, where the same samples are read
 
-Data that is there as arrays is covered whole, in pieces of a mebibyte and up to `MOST_PIECES` of them, and a few
-samples as they are trained on; that of token files is kept in the cache while these stay as they are. What is made by
-code of the user's is covered sample by sample, for `BUDGET_S` at most. The job decides how much that is, and whoever
-joins covers as much: pieces come in an order that is spread over all of them.
+Data in arrays is covered completely, in pieces of a mebibyte and up to `MOST_PIECES` of them, with a few training
+samples; the digest of unchanged token files is cached. Samples of user code are covered one by one, for at most
+`BUDGET_S`. The job decides the number of pieces, and a joiner covers as many: their order is spread over all pieces.
 """
 
 from __future__ import annotations
@@ -28,32 +27,33 @@ from elaswave_fx.data.dataset import Arrays, Dataset
 from elaswave_fx.errors import DataError
 
 BUDGET_S = 0.5
-"""What a start may spend on samples that code of the user's makes."""
+"""Seconds that a start may spend on samples of user code."""
 
 MOST_PIECES = 1 << 14
-"""A fast disk reads so many in ten seconds, once: they are all of 16 GiB, or as many spread over more."""
+"""Upper bound of pieces; a fast disk reads as many in ten seconds, once. They are all of 16 GiB, or a spread over
+more."""
 
 PROBES = 16
-"""So many samples are covered in any case."""
+"""Minimum number of samples covered."""
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
 class SampleDigest:
-    """`covered`: so many of the dataset's `pieces`; these are samples, or parts of arrays."""
+    """`covered`: number of the dataset's `pieces` that were read; pieces are samples, or parts of arrays."""
 
     digest: str
     covered: int
     pieces: int
 
     def text(self) -> str:
-        """In one word, for a card."""
+        """One word, for the member info."""
         return f"{self.digest}-{self.covered}-{self.pieces}"
 
     @staticmethod
     def read(text: str) -> SampleDigest:
-        """What `text` gave."""
+        """The digest of a `text`."""
         found, covered, pieces = text.split("-")
         return SampleDigest(found, int(covered), int(pieces))
 
@@ -61,7 +61,8 @@ class SampleDigest:
 def digest_data(
     config: Config, dataset: Dataset, like: SampleDigest | None = None, clock: Callable[[], float] = time.monotonic
 ) -> SampleDigest:
-    """Of the data that `config` names, opened. `like`: cover as much as this one does, however long it takes."""
+    """The digest of the data that `config` names, opened. `like`: cover as much as this digest, however long it
+    takes."""
     arrays, count = dataset.arrays(), len(dataset)
     if arrays is None:
         until_s = clock() + BUDGET_S
@@ -78,7 +79,7 @@ def _of_arrays(arrays: Arrays) -> SampleDigest:
 
 
 def _kept(config: Config, make: Callable[[], str]) -> str:
-    """What is made of token files, from the cache if they are as they were."""
+    """The digest of token files, from the cache if they are unchanged."""
     files = _token_files(config) if config.data.kind == "memmap" else ()
     if not files:
         return make()
@@ -89,7 +90,7 @@ def _kept(config: Config, make: Callable[[], str]) -> str:
 
 
 def _token_files(config: Config) -> tuple[Path, ...]:
-    """Files of tokens and their indices; none where one is named by a prefix."""
+    """Files of tokens and their indices; none if a file is named by a prefix."""
     try:
         files = matching_files(config.data.paths)
     except DataError:
@@ -100,7 +101,7 @@ def _token_files(config: Config) -> tuple[Path, ...]:
 def _digest(
     read: Callable[[int], Mapping[str, object]], count: int, most: int, goes_on: Callable[[], bool] = lambda: True
 ) -> SampleDigest:
-    """Of up to `most` of `count` pieces; of some in any case, unless one of them hangs."""
+    """The digest of up to `most` of `count` pieces; at least `PROBES` of them, unless one fails."""
     total, covered, failed = hashlib.sha256(str(count).encode()), 0, False
     for index in _spread(count, most):
         if (covered >= PROBES or failed) and not goes_on():
@@ -111,7 +112,8 @@ def _digest(
 
 
 def _added(total: hashlib._Hash, read: Callable[[int], Mapping[str, object]], index: int) -> bool:
-    """Whether a piece could be read. One that could not is the same as any other: whoever trains on it says why."""
+    """Add a piece. Return whether it could be read. Unreadable pieces count as equal; training on them reports the
+    error."""
     try:
         found = sorted(read(index).items())
     except DataError:
@@ -125,7 +127,7 @@ def _added(total: hashlib._Hash, read: Callable[[int], Mapping[str, object]], in
 
 
 def _spread(count: int, most: int) -> Iterator[int]:
-    """`most` different numbers below `count`: as many of them as are taken lie all over, by the golden ratio."""
+    """`most` different numbers below `count`; any first ones are spread over the range, by the golden ratio."""
     step = max(1, round(count * _GOLDEN))
     while math.gcd(step, count) != 1:
         step += 1

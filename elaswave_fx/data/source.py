@@ -1,5 +1,5 @@
-"""From the configuration to data that is ready to be read: which samples train, which are held out, and whether there
-are enough of them. Every complaint about data is made here or below, before a worker starts.
+"""The data of a configuration, opened and split into training and held-out samples. All errors of data are raised here
+or below, before a worker starts.
 
     open_source(config)   ->  Source(dataset, train order, evaluation, held-out order, eval batches, lines)
 """
@@ -35,17 +35,16 @@ from elaswave_fx.errors import ConfigError, DataError
 @dataclass(frozen=True)
 class Source:
     """The data of a run. Training reads `train` of `dataset`, evaluation the first `eval_batches` global batches of
-    `held_out` from `evaluation`, which is the dataset as it is for evaluation, or another one. `lines`: for the user.
-    """
+    `held_out` from `evaluation`: the dataset in its form for evaluation, or another one. `lines`: for the user."""
 
     dataset: Dataset
     train: SampleOrder
     evaluation: Dataset
     held_out: HeldOutOrder
-    eval_batches: int  # this is 0 if nothing is evaluated
+    eval_batches: int  # 0 without evaluation
     lines: tuple[str, ...]
     has_eval_data: bool = False
-    """Whether `evaluation` is that of `eval.data`, opened by itself."""
+    """Whether `evaluation` is `eval.data`, opened separately."""
 
 
 def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Source:
@@ -72,7 +71,7 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
         evaluation = open_evaluation(config, config.eval.data, dataset, code)
         held_out = HeldOutOrder(0, len(evaluation))
     batches = min(config.eval.batches, held_out.num_samples // batch) if config.eval.every else 0
-    noted, notes = dataset.notes, evaluation.notes  # for which samples, or whole columns, are looked at
+    noted, notes = dataset.notes, evaluation.notes  # which samples, or whole columns, are examined for
     lines = (_split_line(config, train, held_out.num_samples, batches), *_length_line(config, dataset), *noted)
     if config.eval.every and config.eval.data is not None and config.data.transform and not config.eval.data.transform:
         lines = (*lines, "eval.data: data.transform is not applied to it; eval.data.transform would be")
@@ -95,21 +94,21 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCo
 
 
 def _read_by_both(data: DataConfig, other: DataConfig) -> bool:
-    """Whether some samples are read by both, as far as their keys and files tell."""
+    """Whether both read some of the same samples, as far as their keys and files show."""
     if data.paths and other.paths:
         return not _files(data).isdisjoint(_files(other))
     return (data.kind, data.name, data.options) == (other.kind, other.name, other.options)
 
 
 def _files(data: DataConfig) -> set[str]:
-    """The files that are read; of save_to_disk, its folder and the split."""
+    """The files to read; for save_to_disk, its folder and the split."""
     if data.kind == "hf":
         return hf.files_read(data)
     return {os.path.realpath(path) for path in matching_files(data.paths)}
 
 
 def _split_line(config: Config, train: int, evaluated: int, batches: int) -> str:
-    """How many samples train, and how many do not."""
+    """The numbers of training and held-out samples."""
     evaluation = config.eval
     if not evaluation.every:
         return f"data: all {train:,} samples train, none is held out (eval.every=0)"
@@ -124,7 +123,7 @@ def _split_line(config: Config, train: int, evaluated: int, batches: int) -> str
 
 
 def _length_line(config: Config, dataset: Dataset) -> tuple[str, ...]:
-    """That samples are not as long as `seq_len`, where rows are samples."""
+    """A note that samples differ in length from `seq_len`, where rows are samples."""
     ids = dataset.sample(0).get("input_ids")
     if ids is None or ids.dim() != 1 or len(ids) == config.seq_len:
         return ()
@@ -132,11 +131,11 @@ def _length_line(config: Config, dataset: Dataset) -> tuple[str, ...]:
 
 
 def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: UserCode | None) -> Dataset:
-    """The data of `eval.data` as an evaluation sees it. Raises `DataError` if the model that trains on `dataset` could
-    not read it."""
+    """The data of `eval.data` in the form for evaluation. Raises `DataError` if the model that trains on `dataset`
+    could not read it."""
     within = code.within(data.deadline_s) if code is not None else None
     if data.kind == "hf" and data.fields and data.vocab_size is None:
-        data = dataclasses.replace(data, vocab_size=dataset.vocab_size)  # what the model knows
+        data = dataclasses.replace(data, vocab_size=dataset.vocab_size)  # properties of the model
     try:
         opened = open_data(dataclasses.replace(config, data=data), dataset.tokenizer, within).for_evaluation()
     except ConfigError as error:
@@ -180,7 +179,7 @@ def open_evaluation(config: Config, data: DataConfig, dataset: Dataset, code: Us
 
 
 def check_evaluation(source: Source) -> None:
-    """Refuse data for evaluation that has tokens or classes which training does not know. Raises `DataError`."""
+    """Refuse evaluation data with tokens or classes that training does not know. Raises `DataError`."""
     for key, words in (("vocab_size", "tokens"), ("classes", "classes")):
         known, evaluated = getattr(source.dataset, key), getattr(source.evaluation, key)
         if known is not None and evaluated is not None and evaluated > known:
@@ -193,15 +192,15 @@ def check_evaluation(source: Source) -> None:
 
 
 def open_data(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Dataset:
-    """The dataset that `config.data` names. Text goes through `tokenizer`, or the one that `config.tokenizer` names,
-    trained on that text; `code` runs what is the user's, and None stands for one whose errors are the user's to mend.
-    Raises `DataError` for data that is missing, empty, too short or of the wrong kind."""
+    """The dataset that `config.data` names. Text goes through `tokenizer`, by default the configured one, trained on
+    that text. `code` runs user code; by default a runner whose errors are the user's to fix. Raises `DataError` for
+    data that is missing, empty, too short or of the wrong kind."""
     code = code or UserCode(config.data.deadline_s, DataError)
     return with_labels_of_model(config, _open(config, tokenizer, code))
 
 
 def _open(config: Config, tokenizer: Tokenizer | None, code: UserCode) -> Dataset:
-    """The dataset with labels as the data has them."""
+    """The dataset with its own labels."""
     data = config.data
     for name in data.fields:
         if data.fields.count(name) > 1:
@@ -242,7 +241,7 @@ def _text_dataset(config: Config, documents: list[bytes], tokenizer: Tokenizer |
     tokenizer = tokenizer or make_tokenizer(config.tokenizer, documents, cache)
     chosen = tokenizer
     if isinstance(chosen, ByteTokenizer):
-        tokens = chosen.encode(documents)  # joining bytes is faster than looking for them in the cache
+        tokens = chosen.encode(documents)  # joining bytes is faster than a lookup in the cache
     else:
         key = digest(chosen.key, *documents)
         tokens = cached_array(cache and cache / "tokens", "tokens", key, lambda: chosen.encode(documents))
@@ -269,19 +268,19 @@ def _hf_dataset(config: Config, cache: Path | None, tokenizer: Tokenizer | None)
 
 
 def _token_dataset(config: Config, stream: TokenStream) -> TokenDataset:
-    """Of ids that somebody else made."""
+    """A dataset of ids that were tokenized elsewhere."""
     dataset = TokenDataset(stream, config.seq_len, config.data.vocab_size, f"data={config.data.kind}")
     dataset.refuse_foreign()
     return dataset
 
 
 def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) -> Dataset:
-    """The user's dataset. Wrong fields are refused here, and not by a worker."""
+    """The user's dataset. Wrong fields are refused here, not by a worker."""
     name = config.data.name
 
     def make() -> Any:
         import_target("data", spec)
-        with seeded(config.seed):  # so that random_split, say, gives everybody the same parts
+        with seeded(config.seed):  # random_split, for example, then gives every rank the same parts
             return instantiate("data", spec)
 
     made = code.run(make)
@@ -313,7 +312,7 @@ def _transformed(config: Config, dataset: Dataset, transform: Transform, code: U
 
 
 def _refuse_unsteady(dataset: UserDataset) -> None:
-    """Refuse samples that differ, or may, when they are read again: whoever does a step again has to see the same."""
+    """Refuse samples that differ, or may differ, between reads: a replayed step must see the same samples."""
     count = len(dataset)
     for index in sorted({0, count // 2, count - 1}):
         first, second = dataset.sample(index), dataset.sample(index)
@@ -346,7 +345,7 @@ def _largest_batch(samples: int, granule: int) -> str:
 
 
 def _smallest_fraction(total: int, batch: int) -> str:
-    """The share that holds out one batch, rounded up to three digits, if it leaves one to train on."""
+    """The smallest fraction that holds out one batch, rounded up to three digits, if it leaves one to train on."""
     fraction = -(-1000 * batch // total) / 1000
     if fraction < 1 and total - int(total * fraction) >= batch:
         return f"nearest valid: eval.fraction={fraction}"

@@ -1,4 +1,4 @@
-"""Which files are of a split, as their names tell: those of folders and patterns, as on the Hugging Face Hub.
+"""Files of a split, found by names in folders and patterns, as on the Hugging Face Hub.
 
 data/train-0.parquet  data/train-1.parquet  data/test.parquet    split "test"  ->  data/test.parquet
 """
@@ -15,16 +15,17 @@ _SPLITS = {
     "train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }  # fmt: skip
-"""The words by which the library, too, knows the split of a file."""
+"""Words for splits in file names, as in the library."""
 
 _ENDS = ("set", "data", "split")
 _CAMEL = re.compile(r"(?<=[A-Za-z])(?=[A-Z][a-z])")
-"""Also testset and XTest."""
+"""Word borders in camel case: also testset and XTest."""
 
 
 def files_of_split(split: str, patterns: Sequence[str], files: Sequence[Path]) -> list[Path]:
-    """Those of `files`, which the patterns gave, that are of `data.split`. Beside files of other splits, those whose
-    names tell none are to train; a file that was named itself is of any. Raises `DataError` if there are none."""
+    """Files of `data.split` among `files`, which the patterns gave. Beside files of other splits, files without a split
+    in their names are for training; explicitly named files belong to any split. Raises `DataError` if there are
+    none."""
     named = [Path(each).expanduser() for each in patterns]
     roots = [fixed_part(each) for each in named]
     told = {path: None if path in named else _split_of(path, roots) for path in files}
@@ -46,7 +47,7 @@ def files_of_split(split: str, patterns: Sequence[str], files: Sequence[Path]) -
 
 
 def splits_in(patterns: Sequence[str]) -> list[str]:
-    """The splits that files of folders and patterns have in their names, if they are several."""
+    """The splits in names of files of folders and patterns, if there are several."""
     named = [Path(each).expanduser() for each in patterns]
     roots = [fixed_part(each) for each in named]
     found = {_split_of(path, roots) for path in matching_files(patterns) if path not in named} - {None}
@@ -54,7 +55,7 @@ def splits_in(patterns: Sequence[str]) -> list[str]:
 
 
 def _split_of(path: Path, roots: Sequence[Path]) -> str | None:
-    """The split that the name of a file has as a word, or the nearest of its folders below those that were given."""
+    """The split in the name of a file as a word, or in its nearest folder below the given ones."""
     root = next((root for root in roots if path.is_relative_to(root)), path.parent)
     folders = path.relative_to(root).parts[:-1]
     return next((found for name in (path.stem, *reversed(folders)) if (found := _split_in(name))), None)

@@ -1,4 +1,4 @@
-"""Data made of keyed random numbers, so that every sample is a pure function of its index, and learnable.
+"""Synthetic data of keyed random numbers: every sample is a pure function of its index, and learnable.
 
 Tokens count up in steps of 1, 2 or 3 from a random start, one in eight replaced by noise. Images are their class's
 random pattern plus noise, in the layouts of `digits`.
@@ -32,7 +32,7 @@ class SyntheticTokens(Dataset):
         return self._samples
 
     def arrays(self) -> Arrays:
-        """Nothing but these numbers, and code of ours."""
+        """These numbers only; samples run no user code."""
         numbers = np.array([self._samples, self._seq_len, self._vocab_size])
         return 1, lambda piece: {"numbers": numbers}
 

@@ -1,8 +1,8 @@
-"""One table of the chosen columns of many files, each column of the one type that holds all of its values.
+"""One table of the chosen columns of many files, each column of the one type that fits all of its values.
 
 a.parquet {"x": int32}  b.parquet {"x": int64}    ->  x: int64        a.csv "x" 1 2  b.csv "x" 0.5    ->  x: double
 
-Rows are read in parts. Those lie in Arrow files under the cache folder, from which ranks and later runs map them.
+Rows are read in parts, kept in Arrow files under the cache folder, from which ranks and later runs map them.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from elaswave_fx.data.text_tables import ROWS, names_in_text, parts_of_text, sev
 from elaswave_fx.errors import ConfigError, DataError
 
 VERSION = "1"
-"""Another one when the same files give another table."""
+"""Changes whenever the same files give another table."""
 
 _COUNT = "count"
-"""The file that says how many parts there are."""
+"""The file that contains the number of parts."""
 
 BINARY = (".parquet", ".arrow")
 
 
 def column_names(files: Sequence[Path], wanted: Sequence[str]) -> list[str]:
-    """The names that the files' columns have; of JSON those of the first objects, if they are what is wanted, else of
-    all. Raises `DataError` for a file that cannot be read."""
+    """The names of the files' columns; for JSON those of the first objects, if these suffice, else of all. Raises
+    `DataError` for a file that cannot be read."""
     if files[0].suffix in BINARY:
         return list(schema_of(files[0]).names)
     for rows in (ROWS, None):
@@ -39,16 +39,16 @@ def column_names(files: Sequence[Path], wanted: Sequence[str]) -> list[str]:
 
 
 def read_files(files: Sequence[Path], columns: Sequence[str], numbers: bool, folder: Path | None) -> Any:
-    """The `pyarrow.Table` of those columns; what is missing in a row is null.
+    """The `pyarrow.Table` of those columns; missing values are null.
 
-    `numbers`: values of CSV files are numbers, and not texts. `folder`: for its parts; None keeps them in memory.
-    Raises `DataError` for a file that cannot be read, and for a column whose values are of several types.
+    `numbers`: values of CSV files are numbers, not texts. `folder`: for its parts; None keeps them in memory. Raises
+    `DataError` for a file that cannot be read, and for a column whose values are of several types.
     """
     import pyarrow as pa
 
     metadata = _one_metadata(files, columns) if files[0].suffix in BINARY else None
     if files[0].suffix == ".arrow":
-        folder = None  # such files are mapped themselves
+        folder = None  # these files are mapped directly
     parts = (
         _stored(folder, lambda: _parts(files, columns, numbers)) if folder else list(_parts(files, columns, numbers))
     )
@@ -59,7 +59,7 @@ def read_files(files: Sequence[Path], columns: Sequence[str], numbers: bool, fol
 
 
 def _one_metadata(files: Sequence[Path], columns: Sequence[str]) -> Any:
-    """What stands beside the first file's schema. Raises `DataError` if labels have other names in another file."""
+    """Metadata of the first file's schema. Raises `DataError` if another file names its labels differently."""
     first, metadata = files[0], schema_of(files[0]).metadata
     known = {path: class_names(schema_of(path)) for path in files}
     for name in columns:
@@ -87,7 +87,7 @@ def _parts(files: Sequence[Path], columns: Sequence[str], numbers: bool) -> Iter
 
 
 def _difference(parts: Sequence[Any], names: Sequence[str]) -> str | None:
-    """The first part whose column is of another type than those before it, in words."""
+    """The first part whose column has another type than those before it, in words."""
     import pyarrow as pa
 
     for name in names:
@@ -113,10 +113,10 @@ def _not_one_type(names: Sequence[str], error: Exception) -> str:
 
 
 def _stored(folder: Path, parts: Callable[[], Iterator[Any]]) -> list[Any]:
-    """The parts from their files, which are written first if they are not there; whole, or not at all."""
+    """The parts from their files, which are first written, atomically, if missing."""
     try:
         return _mapped(folder)
-    except (OSError, ValueError):  # pyarrow's errors are of these two kinds
+    except (OSError, ValueError):  # pyarrow raises errors of these two kinds
         pass
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _stored(folder: Path, parts: Callable[[], Iterator[Any]]) -> list[Any]:
             _write(Path(aside) / "parts", parts())
             with contextlib.suppress(OSError, ValueError):
                 return _mapped(folder)  # another process was as fast
-            shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
+            shutil.rmtree(folder, ignore_errors=True)  # the existing parts are damaged
             os.replace(Path(aside) / "parts", folder)
         return _mapped(folder)
     except OSError as error:
@@ -142,7 +142,7 @@ def _mapped(folder: Path) -> list[Any]:
 
 
 def _write(folder: Path, parts: Iterator[Any]) -> None:
-    """One file for parts in a row that have the same types."""
+    """One file per run of parts that have the same types."""
     import pyarrow as pa
 
     folder.mkdir()

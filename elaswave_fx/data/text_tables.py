@@ -1,4 +1,4 @@
-"""Tables that are written as text: CSV, JSON, lines. Chosen columns, in parts whose types follow from all their values.
+"""Tables in text formats: CSV, JSON, lines. Chosen columns, in parts whose types follow from all their values.
 
 {"text": "a", "meta": 1}
 {"text": "2024-05-01", "meta": {"by": "x"}}     names ["text"]  ->  one column of strings, as they are written
@@ -18,16 +18,16 @@ from elaswave_fx.data.file_kinds import TEXT, kind_of, refuse_no_text
 from elaswave_fx.errors import DataError
 
 ROWS = 10_000
-"""So many are Python objects at a time."""
+"""Rows that are Python objects at a time."""
 
 _LARGEST_FIELD = 1 << 30
-"""Characters of a value in a CSV file."""
+"""Upper bound of a CSV value in characters."""
 
 _MISSING = frozenset(("", "na", "n/a", "#n/a", "nan", "-nan", "null", "none", "<na>"))
-"""What stands for no value where numbers are wanted, in small letters."""
+"""Marks of missing values where numbers are expected, in lower case."""
 
 _OTHER_MARKS = ";\t|"
-"""What separates values in files that are called CSV, too."""
+"""Other separators of files called CSV."""
 
 _WHOLE = re.compile(r"-?[0-9]+")
 
@@ -37,8 +37,8 @@ Row = Mapping[str, Any]
 
 
 def names_in_text(path: Path, rows: int | None) -> list[str]:
-    """The names that a header has, or the first objects of a JSON file; `rows` None: all of them. Raises `DataError`
-    for a file that is none."""
+    """Names of a header, or of the first objects of a JSON file; `rows` None: all objects. Raises `DataError` for a
+    file without names."""
     if path.suffix == ".csv":
         with _opened(path) as file:
             return _header(path, csv.reader(file, strict=True))
@@ -48,10 +48,10 @@ def names_in_text(path: Path, rows: int | None) -> list[str]:
 
 
 def parts_of_text(path: Path, names: Sequence[str], numbers: bool, first: int) -> Iterator[Any]:
-    """The rows of a file as `pyarrow.Table`s of those columns; what is missing in a row is null.
+    """The rows of a file as `pyarrow.Table`s of those columns; missing values are null.
 
-    `numbers`: values of CSV files are numbers, and not texts. `first`: number of the first row, for messages.
-    Raises `DataError` for a file that cannot be read.
+    `numbers`: values of CSV files are numbers, not texts. `first`: number of the first row, for messages. Raises
+    `DataError` for a file that cannot be read.
     """
     import pyarrow as pa
 
@@ -71,7 +71,7 @@ def several_types(name: str, seen: str, row: int) -> str:
 
 
 def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) -> Any:
-    """Texts, of which an empty one is missing; or the first kind of number that all of them are, if they are one."""
+    """Texts, with empty ones missing; or the first kind of number that fits all of them, if `numbers`."""
     import pyarrow as pa
     import pyarrow.compute
 
@@ -84,7 +84,7 @@ def _of_csv(values: Sequence[str | None], name: str, numbers: bool, first: int) 
     if array.null_count == len(array):
         return pa.nulls(len(array))
     if any(text is not None and ("x" in text.lower() or text.startswith("+")) for text in texts):
-        return array  # hexadecimal digits are cast, and go around
+        return array  # hexadecimal digits are cast, and wrap around
     for kind in (pa.int64(), pa.float64(), pa.bool_()):
         try:
             return pyarrow.compute.cast(array, kind)
@@ -124,7 +124,7 @@ def _holds_truth(values: Sequence[Any]) -> bool:
 
 
 def _first_other(values: Sequence[Any]) -> int:
-    """The first value that is of another type than the first one, or a list with another one; 0 if none is."""
+    """The first value that has another type than the first one, or a list that does; 0 if none."""
     first_kind = next((type(value) for value in values if value is not None), None)
     others = (number for number, value in enumerate(values) if type(value) not in (first_kind, type(None)))
     mixed = (number for number, value in enumerate(values) if type(value) is list and _holds_truth(value))
@@ -133,7 +133,7 @@ def _first_other(values: Sequence[Any]) -> int:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The file as text. What goes wrong while it is read becomes a `DataError`."""
+    """The file as text; errors while reading become a `DataError`."""
     kind = kind_of(path)
     if kind not in (None, TEXT):
         named = f"; {kind.cure}" if "data=hf" not in kind.cure else f", and is named {path.suffix}; rename it"
@@ -174,7 +174,7 @@ def _refuse_other_marks(path: Path, header: str) -> None:
 
 
 def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    """The rows by name. Raises `DataError` for a row that has not as many values as the header has names."""
+    """The rows by name. Raises `DataError` for a row whose values do not match the header in number."""
     limit = csv.field_size_limit(_LARGEST_FIELD)
     try:
         with _opened(path) as file:
@@ -203,7 +203,7 @@ def _lines(path: Path) -> Iterator[Row]:
 
 
 def _json_with(path: Path, names: Sequence[str]) -> Iterator[Row]:
-    """The objects of a file. Raises `DataError` where none of them has one of these keys."""
+    """The objects of a file. Raises `DataError` if none has any of these keys."""
     missing, seen = set(names), {}
     for row in _json_rows(path):
         if missing:
@@ -215,7 +215,7 @@ def _json_with(path: Path, names: Sequence[str]) -> Iterator[Row]:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """The objects of a file: one a line, or a list of them; a text alone is that of a column `text`."""
+    """The objects of a file: one per line, or a list; a bare text belongs to a column `text`."""
     with _opened(path) as file:
         start = file.read(1)
         while start.isspace():
@@ -231,7 +231,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _constant(name: str) -> float | None:
-    """NaN is no value, as in other tables."""
+    """The value of a JSON constant; NaN is missing, as in other tables."""
     return None if name == "NaN" else float(name)
 
 

@@ -1,9 +1,8 @@
 """Files of tokens, memory-mapped: flat `.bin` files, NumPy's `.npy`, those of llm.c, the indexed files of Megatron-LM.
 
-A flat file is nothing but integers, little-endian. What else a file is, it says itself (`file_kinds`): NumPy's by its
-header, llm.c's by 256 int32 (magic number, version, number of tokens) in front of them. Megatron's `NAME.bin` is as a
-flat file of any integer type, and `NAME.idx` beside it says where the sequences are (public format, version 1, all
-little-endian):
+A flat file contains only integers, little-endian. Other formats are recognized by content (`file_kinds`): NumPy's by
+its header, llm.c's by 256 leading int32 (magic number, version, number of tokens). Megatron's `NAME.bin` is a flat file
+of any integer type, and `NAME.idx` beside it locates the sequences (public format, version 1, all little-endian):
 
     9 bytes "MMIDIDX" 0 0    uint64 version 1    uint8 type code    uint64 s, sequences    uint64 d, document bounds
     int32[s] tokens per sequence    int64[s] byte offset of each in the .bin    int64[d] first sequence per document
@@ -23,20 +22,20 @@ from elaswave_fx.errors import DataError
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
-# Codes 6 and 7 are floating-point types, which are no tokens.
+# Codes 6 and 7 are floating-point types, which are not tokens.
 _TYPE_CODES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _SUFFIXES_OF_TEXT = (".json", ".jsonl", ".txt", ".md", ".csv", ".tsv", ".yaml", ".yml", ".toml", ".log", ".py", ".sh")
-"""Of files that may be too short to show that they are text."""
+"""Suffixes of files that may be too short to be recognized as text."""
 
 _LLM_C_BYTES = 4 * 256
-"""Of llm.c's header."""
+"""Bytes of llm.c's header."""
 
 
 def open_token_files(patterns: Sequence[str], dtype: str, vocab_size: int | None = None) -> TokenStream:
-    """One stream of the tokens of all files, in the order of the patterns. `dtype` is that of flat files, `vocab_size`
-    what ids are below, if that is known.
+    """One stream of the tokens of all files, in the order of the patterns. `dtype`: of flat files; `vocab_size`: upper
+    bound of ids, if known.
 
-    Raises `DataError` for files that are missing, empty, cut off, of a format that is not read, or of another width.
+    Raises `DataError` for files that are missing, empty, cut off, of an unsupported format, or of another width.
     """
     expanded = [_with_suffix(pattern) for pattern in patterns]
     files = [path for path in matching_files(expanded) if path.suffix != ".idx"]
@@ -47,7 +46,7 @@ def open_token_files(patterns: Sequence[str], dtype: str, vocab_size: int | None
 
 
 def _with_suffix(pattern: str) -> str:
-    """Megatron names a pair of files by their common prefix."""
+    """The pattern with a suffix: Megatron names a pair of files by their common prefix."""
     path = Path(pattern).expanduser()
     paired = path.with_name(path.name + ".bin") if path.name else path
     return str(paired) if not path.exists() and paired.is_file() else pattern
@@ -96,7 +95,7 @@ def _array(path: Path) -> np.ndarray:
 
 
 def _of_llm_c(path: Path) -> np.ndarray:
-    """The tokens behind llm.c's header, as many as it says."""
+    """The tokens behind llm.c's header, as many as it states."""
     magic, version, count = (int(word) for word in np.fromfile(path, "<i4", 3))
     known, dtype = LLM_C_TOKENS[magic]
     if version != known:
@@ -156,5 +155,5 @@ def _pieces(path: Path, tokens: np.ndarray, offsets: np.ndarray, lengths: np.nda
         raise DataError(f"data.paths={path}: is cut off, its index names tokens behind its end")
     ends = np.cumsum(lengths, dtype=np.int64)
     if starts[0] == 0 and (starts[1:] == ends[:-1]).all():
-        return ArrayTokens(tokens[: int(ends[-1])])  # one after the other, as Megatron's own builder leaves them
+        return ArrayTokens(tokens[: int(ends[-1])])  # consecutive, as Megatron's own builder leaves them
     return PiecedTokens(tokens, starts, lengths)

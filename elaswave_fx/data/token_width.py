@@ -1,4 +1,4 @@
-"""Whether a flat file of tokens can have the type that it is said to have: wrong widths show in the ids.
+"""Check of a flat token file's declared type: wrong widths show in the ids.
 
     int64 ids read as uint16:   7 0 0 0 9 0 0 0 …         three of four tokens are 0
     uint32 ids read as uint16:  7 0 9 0 …                 every second token is 0
@@ -8,7 +8,7 @@
     float32 read as any:        1.0 0.25 …                four bytes together are a float of usual size
     ids in big-endian order:    7 x 256, 0, 9 x 256, …    bytes are used as those of ids whose order is reversed
 
-Only a part of a large file is looked at, spread evenly over it.
+Large files are sampled, spread evenly.
 """
 
 from collections.abc import Iterator
@@ -19,42 +19,43 @@ import numpy as np
 from elaswave_fx.errors import DataError
 
 _BLOCK, _BLOCKS = 1 << 16, 64
-"""Bytes that are looked at together, and how many times."""
+"""Bytes of a sampled block, and number of blocks."""
 
 _LEAST = 16
-"""So many ids that are not 0 make a pattern."""
+"""Nonzero ids needed for a pattern."""
 
 _SELDOM = 5
-"""Upper halves are seldom used that are so many times less often other than 0 than lower ones: by the mark at the end
+"""Upper halves are rarely used if they are this many times less often nonzero than lower ones: by the mark at the end
 of documents."""
 
 _MANY, _FEW_UPPER = 1024, 16
-"""Among so many 32-bit ids of a large vocabulary the upper halves stay below that: ids below a million."""
+"""With this many 32-bit ids of a large vocabulary the upper halves stay below the second number: ids below a
+million."""
 
 _SMALL = {4: 1 << 24, 8: 1 << 31}
-"""By bytes: signed ids within this that are no others of another width, however many are negative."""
+"""Bound of signed ids that cannot be ids of another width, however many are negative; by bytes of an id."""
 
 _OF_HALF = 8
-"""The upper half of ids that counts as as large as the lower one."""
+"""Ratio up to which the upper half of ids counts as large as the lower one."""
 
 _PAIRS, _ALIKE, _APART, _UNEVEN = 512, 0.25, 0.5, 0.25
-"""Among so many pairs of bytes, lower and upper ones are used alike, or differently, by this distance in variation; and
-bytes as of samples of something, by that to all of them alike."""
+"""Minimum of byte pairs; distances in variation below and above which lower and upper bytes are used alike or
+differently; distance from the uniform distribution above which bytes carry data."""
 
 _MOST_OF_TEXT, _LEAST_OF_LOW = 247, 250
-"""Characters and bytes of text are not above the one; lower bytes of ids above 255 reach the other."""
+"""Largest byte of text; lower bytes of ids above 255 reach the second number."""
 
 
 _FLOATS, _ORDINARY = 0.99, (1e-6, 1e6)
-"""Values are floats if so many of them are 0 or within those limits; of pairs of ids, a fifth would be by chance."""
+"""Values are floats if this share is 0 or within these limits; a fifth of random pairs of ids would be."""
 
 _FIRST, _MOSTLY, _FOCUSED = 4, 0.2, 4.0
-"""Upper bytes of ids of text are most often below the first, this share of them and more; and so much more often alike
-than lower ones."""
+"""Upper bytes of ids of text are mostly below the first number, by at least this share, and are concentrated this many
+times more than lower ones."""
 
 
 def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
-    """Raise `DataError` if ids of `dtype` cannot be meant, with the nearest type that can."""
+    """Raise `DataError` with the nearest possible type if the file cannot hold ids of `dtype`."""
     examined = _examined(path)
     sign = _sign(examined, np.dtype(dtype), vocab_size)
     foreign = _sign_of_floats(examined) or _sign_of_reversed(examined, np.dtype(dtype))
@@ -77,7 +78,7 @@ def refuse_other_width(path: Path, dtype: str, vocab_size: int | None) -> None:
 
 
 def _candidates(vocab_size: int | None) -> Iterator[str]:
-    """Return types in the order in which they are likely; bytes are ids of any width, unless a vocabulary says so."""
+    """Types, most likely first. Bytes count as ids of any width, unless a vocabulary excludes it."""
     if vocab_size is not None and vocab_size <= 256:
         yield "uint8"
     yield from ("uint16", "uint32", "int64")
@@ -86,7 +87,7 @@ def _candidates(vocab_size: int | None) -> Iterator[str]:
 
 
 def _examined(path: Path) -> np.ndarray:
-    """The bytes that are looked at, in blocks that begin at multiples of 8."""
+    """The sampled bytes, in blocks aligned to 8."""
     raw = np.memmap(path, np.uint8, mode="r")
     if len(raw) <= _BLOCK * _BLOCKS:
         return np.asarray(raw)
@@ -95,7 +96,7 @@ def _examined(path: Path) -> np.ndarray:
 
 
 def _sign(examined: np.ndarray, dtype: np.dtype, vocab_size: int | None) -> str | None:
-    """What shows that the bytes are no ids of `dtype`, or None."""
+    """Evidence that the bytes are not ids of `dtype`, or None."""
     tokens = _view(examined, dtype)
     if not len(tokens):
         return None
@@ -107,7 +108,7 @@ def _sign(examined: np.ndarray, dtype: np.dtype, vocab_size: int | None) -> str 
 
 
 def _sign_of_wider(examined: np.ndarray, dtype: np.dtype) -> str | None:
-    """Return what shows an upper half of wider ids, which is (nearly) always 0."""
+    """Evidence of an upper half of wider ids, which is (nearly) always 0."""
     width = dtype.itemsize
     for wider in (8, 4, 2):
         parts = wider // width
@@ -144,7 +145,7 @@ def _sign_of_range(tokens: np.ndarray, vocab_size: int | None) -> str | None:
 
 
 def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
-    """Return what shows two ids in one: upper halves that are used as lower ones are."""
+    """Evidence of two ids in one: upper halves that are used like lower ones."""
     width = dtype.itemsize
     if width < 2:
         return None
@@ -160,7 +161,7 @@ def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
 
 
 def _sign_of_floats(examined: np.ndarray) -> str | None:
-    """Return what shows floating-point numbers."""
+    """Evidence of floating-point numbers."""
     least, most = _ORDINARY
     for kind in (np.float32, np.float64):
         with np.errstate(invalid="ignore"):
@@ -172,7 +173,7 @@ def _sign_of_floats(examined: np.ndarray) -> str | None:
 
 
 def _sign_of_reversed(examined: np.ndarray, dtype: np.dtype) -> str | None:
-    """Return what shows ids whose bytes are in big-endian order: upper parts come first."""
+    """Evidence of ids in big-endian byte order: upper parts come first."""
     cure = "save them with numpy.save, which keeps it, or as little-endian"
     for width in (8, 4):
         halves = _view(examined, np.dtype(f"<u{width // 2}"), width).reshape(-1, 2)
@@ -194,7 +195,7 @@ def _sign_of_reversed(examined: np.ndarray, dtype: np.dtype) -> str | None:
 
 
 def _distance(low: np.ndarray, high: np.ndarray) -> float:
-    """The total variation between the uses of two sets of bytes: 0 for the same, 1 for none in common."""
+    """The total variation between the uses of two sets of bytes: 0 for equal, 1 for disjoint."""
     used = [np.bincount(each.ravel(), minlength=256) / each.size for each in (low, high)]
     return float(np.abs(used[0] - used[1]).sum() / 2)
 

@@ -1,4 +1,4 @@
-"""Text to tokens: bytes as they are, or a byte-level BPE trained on the text itself.
+"""Tokens of text: its bytes, or a byte-level BPE trained on the text itself.
 
 In: documents (bytes). Out: one stream of tokens, each document followed by the end mark, token 0.
 
@@ -18,13 +18,13 @@ from elaswave_fx.errors import DataError
 END = 0
 _END_TEXT = "<|end|>"
 _CHUNK = 1000
-"""So many documents are encoded at once."""
+"""Documents per call of the encoder."""
 
 
 class Tokenizer(Protocol):
     @property
     def kind(self) -> str:
-        """As the configuration names it."""
+        """The name of its kind in the configuration."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
     @property
     def key(self) -> str:
-        """Names the tokenizer's content, for the cache of what it has encoded."""
+        """Name of the tokenizer's content, for the cache of encoded text."""
         ...
 
     def encode(self, documents: Iterable[bytes]) -> np.ndarray:
@@ -63,13 +63,13 @@ class BpeTokenizer:
 
     def __init__(self, serialized: str) -> None:
         self._tokenizer: Any = _library().Tokenizer.from_str(serialized)
-        self._tokenizer.encode_special_tokens = True  # the end mark in a text is text
+        self._tokenizer.encode_special_tokens = True  # the end mark within a text is plain text
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         self.key = digest("bpe", "marks are text", serialized)
 
     @staticmethod
     def train(documents: Iterable[bytes], vocab_size: int) -> "BpeTokenizer":
-        """Equal documents and sizes give equal tokenizers, smaller than asked if the text has no more pairs."""
+        """Equal documents and sizes give equal tokenizers, smaller than requested if the text has no more pairs."""
         library = _library()
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

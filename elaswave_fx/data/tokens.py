@@ -20,10 +20,10 @@ from elaswave_fx.data.tokenizer import Tokenizer
 from elaswave_fx.errors import DataError
 
 _SCAN = 1 << 24
-"""So many tokens are looked at together when the largest is wanted."""
+"""Tokens per block in the search for the largest id."""
 
 _PROBE, _PROBES = 1 << 15, 64
-"""So many tokens are looked at together, and how many times, before anything starts."""
+"""Tokens per probe, and number of probes, before training starts."""
 
 
 class TokenStream(Protocol):
@@ -48,12 +48,12 @@ class ArrayTokens:
 
 
 class PiecedTokens:
-    """A stream of pieces that lie anywhere in one array: piece i is `lengths[i]` tokens from `starts[i]`."""
+    """A stream of pieces anywhere in one array: piece i is `lengths[i]` tokens from `starts[i]`."""
 
     def __init__(self, tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> None:
         self._tokens = tokens
         self._starts = starts
-        self._ends = np.cumsum(lengths, dtype=np.int64)  # These are places in the stream.
+        self._ends = np.cumsum(lengths, dtype=np.int64)  # positions in the stream
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -71,8 +71,6 @@ class PiecedTokens:
 
 
 class JoinedTokens:
-    """Streams in a row."""
-
     def __init__(self, streams: Sequence[TokenStream]) -> None:
         self._streams = tuple(streams)
         self._ends = np.cumsum([len(stream) for stream in streams], dtype=np.int64)
@@ -95,7 +93,7 @@ def _ends(tokens: np.ndarray) -> tuple[int, int]:
 
 
 class TokenDataset(Dataset):
-    """Windows of `seq_len` tokens; `vocab_size` None is measured when somebody asks. `name` is for messages."""
+    """Windows of `seq_len` tokens; `vocab_size` None is measured on first use. `name` is for messages."""
 
     def __init__(
         self,
@@ -132,7 +130,7 @@ class TokenDataset(Dataset):
         return self._vocab_size
 
     def refuse_foreign(self) -> None:
-        """Look at tokens here and there. Raises `DataError` if one is not of the vocabulary that was given."""
+        """Probe tokens. Raises `DataError` if one is outside the given vocabulary."""
         count = len(self._stream)
         starts = np.unique(np.linspace(0, max(count - _PROBE, 0), _PROBES).astype(np.int64))
         ends = [_ends(self._stream.read(int(start), min(int(start) + _PROBE, count))) for start in starts]

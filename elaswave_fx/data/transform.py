@@ -1,11 +1,11 @@
-"""`data.transform`: code of the user that makes a sample of a sample, such as an augmentation.
+"""`data.transform`: user code that maps a sample to a sample, such as an augmentation.
 
     transform(sample)             for every sample
     transform(sample, rng)        for samples that train: `rng` is another numpy Generator whenever the sample comes
     transform(sample, rng=None)   for both: `rng` is None for samples that are held out
 
-A sample is a dict of tensors by name, and so is what the transform gives. `rng` is Philox (Salmon et al. 2011), keyed
-by the sample's key, so that whoever computes a step again draws the same.
+A sample is a dict of tensors by name, before and after. `rng` is Philox (Salmon et al. 2011), keyed by the sample's
+key, so that a replay of a step draws the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ _RNG = "rng"
 
 @dataclass(frozen=True)
 class Transform:
-    """What the user's object is called with. `draws`: it takes a generator; `evaluates`: held-out samples go through
-    it, without one if it draws. `name` is for messages."""
+    """Calling convention of the user's object. `draws`: it takes a generator; `evaluates`: it is applied to held-out
+    samples, without a generator if it draws. `name` is for messages."""
 
     call: Callable[..., Any]
     name: str
@@ -48,7 +48,7 @@ def open_transform(spec: Options) -> Transform:
 
 
 class TransformedDataset(WrappedDataset):
-    """A dataset whose samples go through a transform, one at a time. `held_out`: they do so in an evaluation."""
+    """A dataset whose samples go through a transform, one at a time. `held_out`: as in an evaluation."""
 
     def __init__(self, wrapped: Dataset, transform: Transform, code: UserCode, held_out: bool = False) -> None:
         super().__init__(wrapped)
@@ -64,7 +64,7 @@ class TransformedDataset(WrappedDataset):
         return {str(name): as_tensor(value, f"{self._transform.name}: field {name}") for name, value in made.items()}
 
     def _made(self, index: int, key: int | None) -> Mapping[str, Any]:
-        # It may write there, and fields of a sample may share memory.
+        # It may write into its argument, and fields of a sample may share memory.
         given = {name: tensor.clone() for name, tensor in self._wrapped.sample(index, key).items()}
         drawn = {_RNG: self._generator(index, key)} if self._transform.draws else {}
         with self._code.watched(self._transform.name, f"sample {index}"):

@@ -1,11 +1,11 @@
-"""Code of the user that reads samples: it runs on a thread of its own, and is waited for up to a deadline.
+"""Execution of user code that reads samples: on a separate thread, with a deadline for its callers.
 
     code = UserCode(deadline_s=60, error=DataError)
     code.run(lambda: reads(7))      # in which `with code.watched("data._target_=mine.Points", "sample 7"): …`
       ->  DataError("data._target_=mine.Points: sample 7 has not been read after 60 s (data.deadline_s)")
 
-Nothing can end a thread from outside: one that hangs is left alone, and ends with its process. If it holds the
-interpreter's lock as well, the process's parent ends the process, a quarter of the deadline later (`watchdog`).
+A thread cannot be ended from outside: one that hangs is abandoned, and ends with its process. If it also holds the
+interpreter's lock, the parent ends the process a quarter of the deadline later (`watchdog`).
 """
 
 import sys
@@ -25,17 +25,17 @@ from elaswave_fx.errors import ElasWaveError
 Result = TypeVar("Result")
 
 _LOOK_S = 1.0
-"""Between two looks at what the thread is at."""
+"""Interval between two checks of the thread's progress."""
 
 _PATIENCE, _PATIENCE_S = 0.25, 5.0
-"""Of a deadline, at least so many seconds, until the parent ends the process, which may say so by itself at the
-deadline, and where it hangs. Ranks that go silent with their samples are excluded one after another before that, and
-all of it shall take no more than three deadlines."""
+"""Fraction of a deadline, and minimum in seconds, before the parent ends the process. Until then the process may report
+the hang itself, with its place. Silent ranks are evicted one after another before that; all of it must take at most
+three deadlines."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of the user's code that has not returned."""
+    """An unfinished call of user code."""
 
     place: str
     what: str
@@ -47,9 +47,9 @@ class _Call:
 
 
 class UserCode:
-    """One thread calls the user's code, so that a dataset need not stand several; any thread may wait for it.
+    """Runs user code on one thread, so that a dataset need not be thread-safe; any thread may wait for it.
 
-    `error`: raised in whoever waits, for a call that raises or takes longer than `deadline_s`.
+    `error`: raised in the waiting thread for a call that raises or takes longer than `deadline_s`.
     """
 
     def __init__(self, deadline_s: float, error: type[ElasWaveError]) -> None:
@@ -60,8 +60,8 @@ class UserCode:
         self._thread: threading.Thread | None = None
 
     def run(self, job: Callable[[], Result]) -> Result:
-        """What `job` gives or raises. The thread is started by the first one, which is to come after forking; a job
-        that runs another one does so itself."""
+        """The result or the error of `job`. The first job starts the thread, and must come after forking. A job that
+        runs another job runs it directly."""
         if threading.current_thread() is self._thread:
             return job()
         if self._thread is None:
@@ -74,12 +74,12 @@ class UserCode:
         return future.result()
 
     def within(self, deadline_s: float) -> "UserCode":
-        """The same thread, for code that has another deadline."""
+        """The same thread, with another deadline."""
         return _Within(self, deadline_s)
 
     @contextmanager
     def watched(self, place: str, what: str, deadline_s: float | None = None) -> Iterator[None]:
-        """Around each call of the user's code, in a job: the deadline counts from here."""
+        """Wrap each call of user code within a job: the deadline counts from here."""
         self._call = call = _Call(place, what, time.monotonic(), deadline_s or self._deadline_s)
         patience_s = max(_PATIENCE * call.deadline_s, _PATIENCE_S)
         watchdog.expect(call.deadline_s + patience_s, call.overdue())
@@ -95,12 +95,12 @@ class UserCode:
             self._call = None
 
     def progress(self) -> str:
-        """What is being read and for how many seconds; empty if nothing is."""
+        """The current read and its seconds; empty if there is none."""
         call = self._call
         return f"reads {call.what} for {time.monotonic() - call.since_s:.0f} s" if call is not None else ""
 
     def _patience_s(self) -> float:
-        """Until the next look at the present call. Raises if it is overdue."""
+        """Seconds until the next check of the present call. Raises if it is overdue."""
         call = self._call
         waited_s = self._waited.look(call, time.monotonic())
         if call is None:
@@ -112,7 +112,7 @@ class UserCode:
         raise error
 
     def _stack(self) -> str:
-        """Where the thread is, newest call last."""
+        """Stack of the thread, newest call last."""
         thread = self._thread
         frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
@@ -127,7 +127,7 @@ class UserCode:
 
 
 class _Within(UserCode):
-    """The thread of another one, with a deadline of its own."""
+    """The thread of another instance, with its own deadline."""
 
     def __init__(self, code: UserCode, deadline_s: float) -> None:
         super().__init__(deadline_s, code._error)

@@ -26,7 +26,7 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 _BYTES = (256, 257)
-"""Vocabularies of weights that were trained here on bytes, with or without a mask."""
+"""Vocabularies of weights trained here on bytes, with or without a mask."""
 
 
 def build_model(
@@ -41,11 +41,11 @@ def build_model(
     masked: bool = False,
     init_from: str | Path | None = None,
 ) -> nn.Module:
-    """The module that `model` describes, after `torch.manual_seed(seed)`, whatever its file seeds when it is imported.
+    """The module that `model` describes, after `torch.manual_seed(seed)`, whatever its file seeds on import.
 
-    The sizes come from the data and are None where it has no such thing; `image_shape` is (channels, height, width).
-    `init_from` is a Hugging Face folder whose configuration `model.options` override and whose weights are loaded.
-    Raises `ConfigError` that names the key.
+    The sizes come from the data; None where the data has none. `image_shape` is (channels, height, width). `init_from`
+    is a Hugging Face folder whose configuration `model.options` override and whose weights are loaded. Raise
+    `ConfigError` with the key on failure.
     """
     sizes = DataSizes(vocab_size, seq_len, image_shape, classes, tokenizer, masked)
     if model.kind == "target":
@@ -81,7 +81,7 @@ def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None
 
 
 def _refuse_other_tokenizer(folder: Path, vocab_size: object, sizes: DataSizes) -> None:
-    """Refuse tokens that mean something else than those that the weights were trained on."""
+    """Refuse tokens of another tokenizer than that of the weights."""
     if sizes.tokenizer is None:
         return
     files = sorted(name for name in _TOKENIZER_FILES if (folder / name).is_file())

@@ -62,8 +62,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only language model.
 
-    `dropout` applies to the embedding and to what each half block adds, `attention_dropout` to the attention weights.
-    `tied` shares the token embedding with the head. Raises `ConfigError` if `heads` does not divide `width`.
+    `dropout` applies to the embedding and to the output of each half block, `attention_dropout` to the attention
+    weights. `tied` shares the token embedding with the head. Raises `ConfigError` if `heads` does not divide `width`.
     """
 
     def __init__(

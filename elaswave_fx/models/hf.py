@@ -6,8 +6,8 @@ One adapter per task; each names its inputs as the data names them:
     causal_lm, masked_lm, seq2seq_lm  forward(input_ids, labels)  int64 (batch, tokens), labels are the next tokens
     image_classification              forward(image, label)       float (batch, channels, height, width), int64 (batch,)
 
-Those of tokens take an `attention_mask` too, int64 (batch, tokens), 1: a token, 0: padding, for samples of different
-lengths; `labels` are -100 where nothing is to be predicted, and only the others are counted.
+Token adapters also take an `attention_mask`, int64 (batch, tokens), 1: a token, 0: padding, for samples of different
+lengths. `labels` are -100 where nothing is predicted, and only the others are counted.
 
 A model is built from its configuration alone (`build_hf`); `weights.py` fills it from a folder.
 """
@@ -34,17 +34,17 @@ class HFAdapter(nn.Module):
         self.model = model
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the architecture, under its own names."""
+        """The state dict of the architecture, under its own names."""
         return self.model.state_dict(*args, **kwargs)
 
     def own_loss_inputs(self, batch: Mapping[str, Tensor], tokens: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What the architecture reads of at most so many tokens of `batch`, labels for its own loss, and the same
-        labels where this adapter has them."""
+        """The architecture's inputs of at most `tokens` tokens of `batch`, labels for its own loss, and the same labels
+        at this adapter's positions."""
         raise NotImplementedError
 
 
 def _read(input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Tensor]:
-    """Not every architecture knows masks: one is handed on only where the data has it."""
+    """Inputs; a mask only if the data has one, as not every architecture takes it."""
     return {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
 
 
@@ -63,15 +63,15 @@ class CausalLM(HFAdapter):
 
 class MaskedLM(HFAdapter):
     """Predict the tokens that a draw replaced by `mask_token` (Devlin et al. 2019, every chosen token is replaced);
-    None: the data is masked, and `labels` are predicted as they are."""
+    None: the data is masked, and `labels` are predicted as given."""
 
     def __init__(self, model: Any, mask_token: int | None) -> None:
         super().__init__(model)
         self.mask_token = mask_token
 
     def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(batch, tokens) int64 each, to (loss sum fp32, count int64); where tokens are masked here, of `labels` only
-        -100 is used: no loss there. Nor is there one at tokens that `attention_mask` leaves out."""
+        """(batch, tokens) int64 each, to (loss sum fp32, count int64). Where this adapter masks, only -100 of `labels`
+        is used, for no loss there. Tokens outside `attention_mask` have no loss either."""
         if self.mask_token is None:
             return token_loss_sum(self.model(**_read(input_ids, attention_mask)).logits, labels)
         drawn = torch.rand(input_ids.shape, device=input_ids.device) < MASKED_SHARE
@@ -88,8 +88,8 @@ class MaskedLM(HFAdapter):
 
 
 class Seq2SeqLM(HFAdapter):
-    """Encode the input, and predict each label from the labels before it, which the architecture shifts in its own way:
-    behind a start token, a pad token where labels are -100; behind the last label, the language, in MBart."""
+    """Encode the input, and predict each label from the labels before it. The architecture shifts labels itself: behind
+    a start token, with a pad token where labels are -100; MBart puts the language behind the last label."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -99,7 +99,7 @@ class Seq2SeqLM(HFAdapter):
                 setattr(model.config, key, start)
 
     def forward(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(batch, tokens) int64 each, to (loss sum fp32, count int64); the mask is that of `input_ids`."""
+        """(batch, tokens) int64 each, to (loss sum fp32, count int64); the mask applies to `input_ids`."""
         encoded = _read(input_ids, attention_mask)
         return token_loss_sum(self.model(**encoded, decoder_input_ids=self._shifted(labels)).logits, labels)
 
@@ -173,7 +173,7 @@ def _from_config(resolved: Resolved, model_type: str) -> nn.Module:
 
 
 def _mask_token(config: Any, known: int | None, sizes: DataSizes, has_weights: bool) -> int:
-    """The known one; a model that starts from nothing can learn one more than the data has."""
+    """The known id; a model without pretrained weights can add one token to the data's."""
     if known is not None and known >= config.vocab_size:
         raise ConfigError(f"model.mask_token={known}: is no token of a vocabulary of {config.vocab_size}")
     if known is None and has_weights:

@@ -1,4 +1,5 @@
-"""Whether an architecture that predicts next tokens sees them: then it learns to copy, and its loss means nothing.
+"""Check that a next-token architecture does not see the tokens it predicts: it would learn to copy, and its loss would
+mean nothing.
 
 xlnet, 16 tokens, the last 8 of them exchanged   ->  logits of the first 8 are others: ConfigError
 """
@@ -13,13 +14,13 @@ from elaswave_fx.models.hf import CausalLM, HFAdapter, Seq2SeqLM
 from elaswave_fx.models.hf_loss import SAMPLES, TOKENS, kept
 
 _TOLERANCE = 1e-4
-"""Of the largest logit: more is no rounding."""
+"""Fraction of the largest logit, above which a difference is not rounding."""
 
 
 def check_causal(adapter: HFAdapter, batch: Mapping[str, Tensor]) -> None:
-    """Compare the logits of the first half of some tokens of `batch` with those when the second half is another one.
+    """Compare the logits of the first half of some tokens of `batch` with those for another second half.
 
-    Raises ConfigError if they differ. What cannot be run so passes.
+    Raises ConfigError if they differ. Architectures that cannot run so pass.
     """
     if not isinstance(adapter, CausalLM | Seq2SeqLM):
         return

@@ -1,7 +1,7 @@
 """Resolve a Hugging Face configuration from a type name, the user's options and the sizes of the data.
 
-Every architecture goes through the same rules; none is known by name here. A value that the user gave is kept or
-refused, a value that the user left out is set to what the data needs:
+Every architecture goes through the same rules; none is known by name here. A value from the user is kept or refused; a
+missing value is set to what the data needs:
 
     resolve("some_type", {"num_hidden_layers": 2}, task="causal_lm", sizes=DataSizes(vocab_size=256, seq_len=64))
       -> task causal_lm, config with vocab_size=256 and at least 64 positions
@@ -21,24 +21,24 @@ from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.sizes import DataSizes
 
-# The default is chosen in this order: it is the first auto-class that knows the type, of an encoder and decoder both.
+# The default is the first auto-class of this order that knows the type, of an encoder and decoder both.
 TASKS: Mapping[str, str] = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
     "image_classification": "AutoModelForImageClassification",
 }
-# These keys of a `config.json` say how its weights were stored, not what the model is.
+# Keys of a `config.json` about the storage of its weights, not about the model.
 _NOT_FROM_BASE = ("model_type", "dtype", "torch_dtype", "transformers_version")
 _DTYPES = ("dtype", "torch_dtype")
 MOST_OF_BYTES = 512
-"""A vocabulary of bytes: 256 of them, special tokens, and what rounds it up."""
+"""Largest vocabulary of bytes: 256 of them, special tokens, and rounding up."""
 
 _LOSS_NAMES = re.compile(r"(^|_)(loss|losses|label_smoothing|focal_alpha)(_|$)|^(problem_type|class_weights?)$")
 _NEUTRAL = (None, False, 0, "single_label_classification")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 _READ_HERE = ("decoder_start_token_id",)
-"""Keys that configurations hold without having declared them: labels are shifted behind this token."""
+"""Undeclared keys that configurations hold: labels are shifted behind this token."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def resolve(
     base: Mapping[str, Any] | None = None,
     mask_token: int | None = None,
 ) -> Resolved:
-    """Check type, task and options, and fill in what the data decides; raises `ConfigError` naming the key.
+    """Check type, task and options, and fill in sizes from the data; raise `ConfigError` naming the key.
 
     `base` is the `config.json` of a folder; `options` override it. `mask_token` is None where the mask is a new token.
     """
@@ -94,7 +94,7 @@ def resolve(
 
 
 def task_of(model: ModelConfig, init_from: str | Path | None) -> str:
-    """The task that `model`, of kind hf, is built for. Raises `ConfigError`."""
+    """The task of `model`, of kind hf. Raise `ConfigError` if it has none."""
     base = read_hf_config(init_from) if init_from is not None else {}
     model_type = model.name or base.get("model_type", "")
     return model.task or _choose_task(model_type, _make_config(model_type, {}), None, base.get("architectures"))[0]
@@ -113,8 +113,7 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
 
 
 def refuse_other_classes(config: Any, class_names: Mapping[str, Sequence[str]]) -> None:
-    """Raise `ConfigError` where a class that both the labels of the data and the architecture's know by its name has
-    another number."""
+    """Raise `ConfigError` where a named class of both data and architecture has different numbers."""
     known = {str(name).lower(): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
     for field, names in class_names.items():
         for number, name in enumerate(names):
@@ -145,7 +144,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
-    """A configuration class takes any keyword silently, so a misspelt one would have no effect."""
+    """Refuse unknown keys: a configuration class takes any keyword silently, so a misspelling would have no effect."""
     for key in options:
         if key in _DTYPES and options[key] not in (None, "float32"):
             raise ConfigError(
@@ -185,12 +184,12 @@ def _changed(before: Any, after: Any) -> Iterator[str]:
 
 
 def acts_in_own_loss(key: str, value: Any) -> bool:
-    """Whether a key of a configuration acts in the library's own loss, which no adapter uses, and in nothing else."""
+    """Whether a key of a configuration acts only in the library's own loss, which no adapter uses."""
     return bool(_LOSS_NAMES.search(key)) and value not in _NEUTRAL
 
 
 def refuse_loss_options(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError for keys of a configuration that act in the library's own loss alone."""
+    """Raise ConfigError for keys of a configuration that act only in the library's own loss."""
     for key, value in options.items():
         if acts_in_own_loss(key, value):
             raise ConfigError(
@@ -203,8 +202,8 @@ def refuse_loss_options(options: Mapping[str, Any]) -> None:
 def _choose_task(
     model_type: str, default: Any, task: str | None, architectures: Sequence[str] | None
 ) -> tuple[str, Any]:
-    """The task and its class: the given one, that of the class which a folder's `architectures` name, or the first. The
-    library has some classes for several tasks, as that of BART for masked tokens, too."""
+    """The task and its class: the given task, that of the class in a folder's `architectures`, or the first. The
+    library has some classes for several tasks, such as BART's for masked tokens."""
     transformers = import_transformers()
     if task is not None and task not in TASKS:
         raise ConfigError(f"model.task={task}: is unknown{_nearest(task, TASKS)}")
@@ -213,7 +212,7 @@ def _choose_task(
     if not fitting:
         raise ConfigError(f"model.name={model_type}: has no model for any of the tasks {', '.join(TASKS)}")
     both = getattr(default, "is_encoder_decoder", False) and "seq2seq_lm" in fitting
-    first = "seq2seq_lm" if both else fitting[0]  # Such a type may have a class for its decoder alone.
+    first = "seq2seq_lm" if both else fitting[0]  # such a type may have a class for its decoder only
     named = (name for name in (first, *fitting) if _names(architectures, classes[name], default))
     chosen = task or next(named, first)
     if chosen not in fitting:
@@ -222,7 +221,7 @@ def _choose_task(
 
 
 def _names(architectures: Sequence[str] | None, auto_class: Any, default: Any) -> bool:
-    """Whether one of them is the class that `auto_class` has for a configuration."""
+    """Whether `architectures` contains the class of `auto_class` for a configuration."""
     found = auto_class._model_mapping[type(default)]
     classes = found if isinstance(found, (list, tuple)) else (found,)
     return any(each.__name__ in (architectures or ()) for each in classes)
@@ -234,12 +233,12 @@ def _text_values(
     values: list[tuple[str, Any]] = []
     vocab_size = given.get("vocab_size")
     if sizes.vocab_size is not None:
-        # Masked models replace tokens by one that the tokenizer cannot produce, unless it has one for that.
+        # Masked models replace tokens by one that the tokenizer cannot produce, unless it has a mask token.
         least = sizes.vocab_size + extra
         pad = getattr(default, "pad_token_id", None)
         is_token = sizes.tokenizer is not None and isinstance(pad, int) and pad < least and "pad_token_id" not in given
         if is_token and (vocab_size is None or vocab_size > least):
-            # It would not be trained, and maybe not be attended to: padding is one token more.
+            # A padding token of the data would not be trained or attended to: padding is one token more.
             values.append(("pad_token_id", least))
             least += 1
         if vocab_size is None:
@@ -261,12 +260,12 @@ def _text_values(
     values.extend(_positions(default, given, sizes))
     if task == "causal_lm" and hasattr(default, "is_decoder"):
         encoders = import_transformers().AutoModelForMaskedLM._model_mapping
-        if given.get("is_decoder") is False and type(default) in encoders:  # Others look back whatever it says.
+        if given.get("is_decoder") is False and type(default) in encoders:  # others look back whatever it says
             raise ConfigError(
                 "model.config.is_decoder=False: every token would see those that it is to predict; nearest valid: "
                 "model.config.is_decoder=true"
             )
-        # Without it an encoder type attends to the tokens that it is to predict.
+        # Without it an encoder type attends to the tokens that it predicts.
         values.append(("is_decoder", True))
     return values
 
@@ -279,7 +278,7 @@ def _out_of_range(token: Any, vocab_size: int) -> bool:
 def _positions(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> list[tuple[str, Any]]:
     key = "max_position_embeddings"
     known = getattr(default, key, None)
-    if sizes.seq_len is None or not isinstance(known, int) or known < 0:  # XLNet says -1 for no limit.
+    if sizes.seq_len is None or not isinstance(known, int) or known < 0:  # -1 means no limit in XLNet
         return []
     canonical = getattr(default, "attribute_map", {}).get(key, key)
     configured = given.get(canonical)
@@ -310,14 +309,15 @@ def _image_values(default: Any, given: Mapping[str, Any], sizes: DataSizes) -> l
         raise ConfigError(
             f"model.config.num_channels={given['num_channels']}: does not fit the data, whose images have {channels}"
         )
-    # A size that is given stays: many architectures take images of any, and the others say so when they run.
+    # A given size stays: many architectures take images of any size, and the others fail at run time.
     sides = height if height == width else (height, width)
     values.extend((k, v) for k, v in (("num_channels", channels), ("image_size", sides)) if hasattr(default, k))
     return values
 
 
 def _check_patches(config: Any) -> None:
-    """A patch larger than the image, or one that leaves a remainder, drops pixels silently or fails far from here."""
+    """Refuse a patch larger than the image, or one that leaves a remainder: it drops pixels silently or fails far from
+    here."""
     image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
     if not isinstance(patch, int) or image is None:
         return

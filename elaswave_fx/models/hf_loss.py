@@ -1,7 +1,7 @@
-"""What transformers' own losses have beyond the cross entropy that adapters sum: refused by name, never dropped.
+"""Refusal, by name, of terms of transformers' own losses beyond the cross entropy that adapters sum.
 
-Options that a user gave are refused by their names (`hf_config.refuse_loss_options`). What a folder brings and what is
-a default is found by computing both on a small sample, once where a program is made:
+Options from a user are refused by their names (`hf_config.refuse_loss_options`). For defaults and options of a folder
+both losses are computed on a small sample, once per compiled program:
 
     output_router_logits=true   own loss 5.61, cross entropy of its logits 5.55   ->  ConfigError that names the options
 """
@@ -19,7 +19,7 @@ from elaswave_fx.models.hf_config import acts_in_own_loss
 from elaswave_fx.models.losses import token_loss_sum
 
 _SWITCHES = ("output_router_logits", "output_aux_logits", "output_auxiliary_logits")
-"""Keys that add a term to the loss by asking for what it is computed from."""
+"""Keys that add a term to the loss by requesting its inputs."""
 
 _TOLERANCE = 2e-5
 SAMPLES, TOKENS = 2, 32
@@ -36,11 +36,11 @@ def check_own_loss(adapter: HFAdapter, batch: Mapping[str, Tensor]) -> None:
         with torch.no_grad(), torch.random.fork_rng(devices=()), kept(adapter):
             output = adapter.model(**inputs, labels=labels)
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, AssertionError, NotImplementedError):
-        return  # It takes no labels, or cannot compute what it is not asked for.
+        return  # the architecture takes no labels, or cannot compute an unrequested output
     own, logits = getattr(output, "loss", None), getattr(output, "logits", None)
     if own is None or logits is None or logits.shape[:-1] != labels.shape:
         return
-    expected = [_mean(logits, each) for each in (predicted, labels)]  # Some shift no labels: what they say is the same.
+    expected = [_mean(logits, each) for each in (predicted, labels)]  # some shift no labels: the result is the same
     if not any(abs(float(own) - each) <= _TOLERANCE * max(1.0, abs(each)) for each in expected):
         raise ConfigError(_refusal(adapter.model.config, float(own), expected[0]))
 
@@ -52,7 +52,7 @@ def _mean(logits: Tensor, labels: Tensor) -> float:
 
 @contextmanager
 def kept(adapter: HFAdapter) -> Iterator[None]:
-    """What a forward pass may write is as before: buffers, and the kind of problem, which the library notes down."""
+    """Restore what a forward pass may write: buffers, and the kind of problem, which the library stores."""
     config, buffers = vars(adapter.model.config), [(each, each.clone()) for each in adapter.buffers()]
     values = dict(config)
     try:

@@ -1,7 +1,7 @@
-"""What every model returns: the sum of its losses and the number of summands.
+"""Output of every model: the sum of its losses and the number of summands.
 
-The step divides by the count over all ranks, so the gradient's scale cannot depend on who computed which sample. A mean
-per micro-batch cannot be joined that way, and `check_output` refuses it by name.
+The step divides by the count over all ranks, so the gradient's scale does not depend on the layout. Means per
+micro-batch cannot be combined that way; `check_output` refuses them by name.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def token_loss_sum(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     Returns (loss sum fp32, count int64), both 0-dim; labels equal to `IGNORED_LABEL` are in neither.
     """
     flat = labels.reshape(-1)
-    # A sum over bf16 logits would lose the small losses, so the logits widen first.
+    # A sum over bf16 logits would lose small losses, so the logits are widened first.
     loss = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).float(), flat, ignore_index=IGNORED_LABEL, reduction="sum"
     )
@@ -30,7 +30,7 @@ def token_loss_sum(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_output(output: object) -> tuple[Tensor, Tensor]:
-    """`output` of a model as (loss sum, count); raises `CaptureError` that says what it returned instead."""
+    """`output` of a model as (loss sum, count); raise `CaptureError` with what it returned instead."""
     if isinstance(output, Tensor):
         raise CaptureError(f"the model returns {_tensor(output)}, as a mean loss does; {_RULE}")
     if isinstance(output, Mapping):

@@ -1,4 +1,4 @@
-"""The id of the token that stands for a masked one, as the tokenizer of a Hugging Face folder has it.
+"""The id of the mask token in the tokenizer of a Hugging Face folder.
 
 tokenizer_config.json {"mask_token": "[MASK]"}, tokenizer.json {"added_tokens": [{"id": 103, "content": "[MASK]"}]}
     -> 103
@@ -49,14 +49,14 @@ def _read(path: Path, folder: str | Path) -> Mapping[str, Any]:
 
 
 def _text(token: Any) -> Any:
-    """A token, which may be written as a text or as a group with its content."""
+    """A token's text; tokens are written as a text or as a group with its content."""
     return token.get("content") if isinstance(token, dict) else token
 
 
 def _ids(files: Mapping[str, Mapping[str, Any]], lines: Path) -> Iterator[tuple[str, int]]:
-    """(token, id) of all files; of two, the later one counts."""
+    """(token, id) of all files; later entries override earlier ones."""
     if lines.is_file():
-        with lines.open(encoding="utf-8") as file:  # a token may be what else ends lines
+        with lines.open(encoding="utf-8") as file:  # a token may contain other line separators
             yield from ((line.removesuffix("\n"), number) for number, line in enumerate(file))
     yield from files["vocab.json"].items()
     model = files["tokenizer.json"].get("model")

@@ -1,6 +1,6 @@
 """A small residual network with BatchNorm for small images (He et al. 2016, basic blocks).
 
-BatchNorm couples the samples of a batch, so this model is the one that exercises granules and running statistics.
+BatchNorm couples the samples of a batch, so this model exercises granules and running statistics.
 
 Input: `image` float (batch, channels, height, width) and `label` int64 (batch,). Output: `(loss sum, count)`.
 

@@ -1,7 +1,7 @@
 """Two towers of unequal depth over two inputs, joined before the head.
 
-The model exercises what a chain of equal blocks does not: several inputs that enter at different units, a value that
-skips over the whole second tower, and units of unequal cost.
+The model exercises features that a chain of equal blocks lacks: several inputs that enter at different units, a value
+that skips the whole second tower, and units of unequal cost.
 
 Input: `left` float (batch, left_size), `right` float (batch, right_size), `label` int64 (batch,).
 Output: `(loss sum, count)`.

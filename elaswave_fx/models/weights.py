@@ -1,8 +1,8 @@
 """Fill a Hugging Face model with the weights of a folder (safetensors, one file or shards with an index).
 
 transformers itself reads the files: it knows prefixes, older names, merged expert tensors and ties of every
-architecture. What is decided here is what counts as a fit: every tensor of the model comes from the folder, every
-tensor of the folder has a place in the model, and shapes agree. Anything else is refused, with names:
+architecture. This module decides whether they fit: every tensor of the model comes from the folder, every tensor of the
+folder has a place in the model, and shapes agree. Anything else is refused, with names:
 
     init_from=DIR: does not fit the model: the folder lacks head.weight; shapes differ at embed.weight (folder 300x8,
     model 97x8)
@@ -40,7 +40,7 @@ def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
             attn_implementation=module.model.config._attn_implementation,
             local_files_only=True,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # Shapes are reported together with names, below.
+            ignore_mismatched_sizes=True,  # shapes are reported together with names, below
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -94,7 +94,7 @@ def _shape(shape: Iterable[int]) -> str:
 
 
 def _copy(source: nn.Module, target: nn.Module) -> None:
-    """Copy in place instead of replacing the module: names and ties of `target` are what was captured and checked."""
+    """Copy in place instead of replacing the module: names and ties of `target` are captured and checked."""
     values = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     with torch.no_grad():
         for name, tensor in (*target.named_parameters(), *target.named_buffers()):

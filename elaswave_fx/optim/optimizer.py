@@ -35,18 +35,18 @@ _PROBE_STEPS = 3
 
 
 class Optimizer(Protocol):
-    """What a `_target_` of the user's must offer too. Every method is pure."""
+    """Interface of optimizers, also of a user's `_target_`. Every method is pure."""
 
     def init(self, param: Tensor) -> State:
         """The state before the first step: 0..n fp32 tensors of `param`'s shape."""
         ...
 
     def update(self, param: Tensor, grad: Tensor, state: State, hyper: tuple[Tensor, ...]) -> tuple[Tensor, State]:
-        """The parameter and the state after a step; new tensors, the arguments stay as they are."""
+        """The parameter and the state after a step, as new tensors; the arguments do not change."""
         ...
 
     def hyper_values(self, step: int, lr: float, group: Group) -> list[float]:
-        """The values of `hyper` at `step` (counts from 0) for learning rate `lr`; their number never changes."""
+        """The values of `hyper` at `step` (counts from 0) for learning rate `lr`; their number is constant."""
         ...
 
 
@@ -111,7 +111,7 @@ def step_hypers(optimizer: Optimizer, step: int, lr: float) -> list[list[float]]
 
 
 def make_optimizer(config: OptimizerConfig) -> Optimizer:
-    """The optimizer that `config` names; a user's is checked. Raises `ConfigError`."""
+    """The optimizer that `config` names; a user's is checked. Raise `ConfigError` if it fails the check."""
     if config.name in ("adamw", "sgd"):
         if config.weight_decay is None:
             raise ConfigError("optimizer.weight_decay=null: must be a number of at least 0; nearest valid: 0.0")
@@ -134,7 +134,7 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
 
 
 def group_of(ndim: int, no_decay: str = "vectors") -> Group:
-    """The group of a parameter with `ndim` dimensions; `no_decay` is `OptimizerConfig.no_decay`."""
+    """The group of a parameter with `ndim` dimensions; `no_decay` as in `OptimizerConfig`."""
     return "no_decay" if no_decay == "vectors" and ndim < 2 else "decay"
 
 
@@ -170,7 +170,7 @@ def trace_users_update(optimizer: Optimizer, name: str) -> torch.fx.GraphModule:
     place = f"optimizer._target_={name}"
     try:
         graph = trace_update(optimizer)
-    except Exception as error:  # The user's code may fail in any way when it is traced; it did not before.
+    except Exception as error:  # the user's code may fail in any way when traced; it did not before
         reason = " ".join(str(error).split()).split(". ")[0]
         raise ConfigError(
             f"{place}: update cannot be traced: {type(error).__name__}: {reason}; hyper are tensors, to compute with "
@@ -183,7 +183,7 @@ def trace_users_update(optimizer: Optimizer, name: str) -> torch.fx.GraphModule:
 def check_elementwise(optimizer: Optimizer, name: str) -> None:
     """Refuse an optimizer whose update of a slice is not, bit for bit, the slice of its update.
 
-    Tried on random values over a few steps, on slices at several offsets. Raises `ConfigError` naming `name`.
+    Tested on random values over a few steps, on slices at several offsets. Raises `ConfigError` naming `name`.
     """
     generator = torch.Generator().manual_seed(0)
     param = torch.randn(_PROBE_ELEMENTS, generator=generator)
@@ -194,7 +194,7 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
     with _refused(name):
         check_arguments_kept(optimizer, place, param, grad, rows[0])
     graph = None
-    with suppress(Exception):  # Of the user's code; `trace_users_update` says which.
+    with suppress(Exception):  # an error of the user's code, which `trace_users_update` reports
         graph = trace_update(optimizer)
     if graph is not None:
         refuse_several_elements(graph, place)
@@ -210,12 +210,12 @@ def check_elementwise(optimizer: Optimizer, name: str) -> None:
 
 
 def _refuse_shapes(optimizer: Optimizer, place: str, tensors: tuple[Tensor, ...], hyper: tuple[Tensor, ...]) -> None:
-    """Refuse an optimizer that does something else with a matrix, or with the weights of a convolution."""
+    """Refuse an optimizer that treats matrices, or the weights of a convolution, differently."""
     param, grad, *state = (each[:1024] for each in tensors)
     try:
         expected = _all_of(optimizer, param, grad, tuple(state), hyper)
     except (TypeError, ValueError, RuntimeError):
-        return  # What `_checked_update` says.
+        return  # an error that `_checked_update` reports
     for shape in ((32, 32), (8, 8, 4, 4)):
         found: list[Tensor] = []
         with suppress(TypeError, ValueError, RuntimeError):
@@ -240,7 +240,7 @@ def _all_of(optimizer: Optimizer, param: Tensor, grad: Tensor, state: State, hyp
 def _checked_hyper(optimizer: Optimizer, name: str, place: str) -> list[tuple[Tensor, ...]]:
     steps = (*range(_PROBE_STEPS), _LATE_STEP)
     try:
-        check_hyper_values(optimizer, GROUPS, place)  # First: they may keep what they were asked for first.
+        check_hyper_values(optimizer, GROUPS, place)  # first: they may cache their first result
         rows = [hyper_row(optimizer, step, 1e-3, group)[1:] for step in steps for group in GROUPS]
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer._target_={name}: hyper_values fails: {error}") from error
@@ -286,7 +286,7 @@ def _checked_update(optimizer: Optimizer, name: str, arguments: tuple[Any, ...])
 
 @contextmanager
 def _refused(name: str) -> Iterator[None]:
-    """What the user's update raises, as a refusal."""
+    """Turn errors of the user's update into refusals."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError) as error:

@@ -1,6 +1,6 @@
-"""What a user's schedule and optimizer promise: to be functions of their arguments alone.
+"""Purity checks of a user's schedule and optimizer, which must be functions of their arguments alone.
 
-Any rank may do any step, and a step again; an update is traced once. What counts its calls, draws random numbers or
+Any rank may run any step, and replay it; an update is traced once. Code that counts its calls, draws random numbers or
 reads a clock would train something else on every layout:
 
     factor(step): self.scheduler.step(); …                       ->  ConfigError: another factor when it is asked again
@@ -24,20 +24,20 @@ _KEEP = (
     "lift_fresh_copy", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "reshape", "sym_size", "view",
     "zeros_like",
 )  # fmt: skip
-"""Operators beside the pointwise ones that leave every element by itself."""
+"""Operators beside the pointwise ones that keep elements independent."""
 _RATES = (1e-3, 5e-4)
 _AGAIN = "any rank may do any step, and do it again"
 
 
 def check_schedule(factor: Callable[[int], float], function: Any, place: str, total_steps: int) -> None:
-    """Refuse a schedule that gives another factor when it is asked for the same step again."""
+    """Refuse a schedule whose factor for a step differs between calls."""
     steps = sorted({0, 1, 2, total_steps // 2, total_steps - 1} & set(range(total_steps)))
     cure = "compute the factor from the step alone, as schedulers of torch do in closed form"
     _refuse_unsteady(factor, steps, function, f"{place}: the factor", cure)
 
 
 def check_hyper_values(optimizer: Any, groups: Sequence[str], place: str) -> None:
-    """Refuse `hyper_values` that differ when they are asked for again."""
+    """Refuse `hyper_values` that differ between calls."""
 
     asked = {
         f"{step}, lr {rate}, {group}": (step, rate, group) for rate in _RATES for step in _STEPS for group in groups
@@ -49,7 +49,7 @@ def check_hyper_values(optimizer: Any, groups: Sequence[str], place: str) -> Non
 
 
 def _refuse_unsteady(ask: Callable[[Any], Any], keys: Sequence[Any], target: Any, what: str, cure: str) -> None:
-    """Ask for all keys, for all of them once more, and for the last one first."""
+    """Ask for all keys, again for all keys at a later time, and in reverse order; refuse differences."""
     held = HeldState(_Holder(target))
     try:
         first = {key: ask(key) for key in keys}
@@ -103,8 +103,8 @@ def check_arguments_kept(optimizer: Any, place: str, param: Tensor, grad: Tensor
 
 
 def refuse_several_elements(graph: fx.GraphModule, place: str) -> None:
-    """Refuse an update that looks at several elements of a slice at once, which are not all of a parameter's: a norm
-    over them clips otherwise on every layout. `graph`: its trace over slices of any length."""
+    """Refuse an update that combines elements of a slice, which may be only part of a parameter: a norm over them clips
+    differently on every layout. `graph`: its trace over slices of any length."""
     for node in graph.graph.nodes:
         makes_tensor = isinstance(node.meta.get("val"), torch.Tensor)
         if node.op != "call_function" or not makes_tensor or not any(map(_has_length, node.all_input_nodes)):
@@ -124,7 +124,7 @@ def _has_length(node: fx.Node) -> bool:
 
 
 def check_traced(optimizer: Any, graph: Callable[..., Any], groups: Sequence[str], place: str, elements: int) -> None:
-    """Refuse an update that computes something else than its trace at other steps."""
+    """Refuse an update that differs from its trace at other steps."""
     generator = torch.Generator().manual_seed(1)
     for step in _STEPS:
         for rate, group in zip(_RATES, groups, strict=True):
@@ -144,7 +144,7 @@ def check_traced(optimizer: Any, graph: Callable[..., Any], groups: Sequence[str
 
 
 class _Holder(nn.Module):
-    """A module that has nothing but what is looked at, under the name of its class."""
+    """A module that contains only the inspected object, under the name of its class."""
 
     def __init__(self, target: Any) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ def describe(plan: Plan) -> str:
 
 
 def _topology_lines(topology: Topology) -> list[str]:
-    """What of speeds and links is not assumed."""
+    """Measured speeds and links; assumed ones are left out."""
     lines = []
     if len({member.speed for member in topology.members}) > 1:
         speeds = ", ".join(f"{member.speed:g}" for member in topology.members)
@@ -81,12 +81,11 @@ def _topology_lines(topology: Topology) -> list[str]:
 
 
 def link_words(link: Link) -> str:
-    """Latency and rate."""
     return f"{_seconds(link.latency_s)}, {size_text(int(link.bytes_per_s))}/s"
 
 
 def fatal_words(plan: Plan, cost: str = "") -> str:
-    """How many ranks can fail together, which failures lose state because a box has no replica left, and the `cost`."""
+    """The number of ranks that can fail together, the failures that lose a box's last replica, and the `cost`."""
     ranks = plan.ranks
     sets = [lost for lost in fatal_losses(plan.boxes) if len(lost) < len(ranks)]
     if not sets:
@@ -105,7 +104,7 @@ def fatal_words(plan: Plan, cost: str = "") -> str:
 
 
 def shape_words(plan: Plan) -> str:
-    """The lanes of a plan and its micro-batches: "2 x 2 lanes of 10 units, micro-batches of at most 2 samples"."""
+    """Lanes and micro-batches of a plan: "2 x 2 lanes of 10 units, micro-batches of at most 2 samples"."""
     lanes = shape_name([[len(stage.ranks) for stage in lane.stages] for lane in plan.lanes])
     most = max((len(batch) for tile in plan.tiles for batch in tile.micro_batches), default=0)
     units, samples = len(plan.workload.units), f"{most} sample{'s' if most != 1 else ''}"
@@ -113,7 +112,7 @@ def shape_words(plan: Plan) -> str:
 
 
 def _box_line(plan: Plan) -> str:
-    """How many copies boxes have, and how many of their holders are still catching up."""
+    """Replicas per box, and how many replica holders are still syncing."""
     counts = sorted({len(b.holders) for b in plan.boxes})
     holders = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     behind = sum(len(b.catching_up) for b in plan.boxes)
@@ -122,7 +121,7 @@ def _box_line(plan: Plan) -> str:
 
 
 def _share_lines(plan: Plan) -> list[str]:
-    """Where those that share the same boxes own uneven shares of them."""
+    """Uneven ownership among ranks that share the same boxes."""
     sharers = bucket_sharers(plan.workload, plan.tiles)
     owned = owned_elements(plan.boxes, lambda box: sharers[box.bucket])
     far = {ranks for ranks, elements in owned.items() if deviation(ranks, elements) > UNEVEN}

@@ -1,8 +1,8 @@
-"""The Plan: one immutable value that says who does what, and its JSON form.
+"""The Plan: one immutable value that assigns all work and state, and its JSON form.
 
 In: made by `derive.make_plan` from lanes. Out: read by `step.py`, the worker, `inspect` and the checker; stored as
-`plan-EPOCH.json`. Ranks, units and micro-batches are counted from 0; samples count within the step. What follows from
-the lanes (tiles, hops) is derived when it is asked for.
+`plan-EPOCH.json`. Ranks, units and micro-batches are counted from 0; samples count within the step. Tiles and hops are
+derived from the lanes on access.
 
     Plan.from_json(plan.to_json()) == plan
 """
@@ -34,11 +34,8 @@ FORMAT = 7
 
 @dataclass(frozen=True)
 class RankCost:
-    """What a rank is expected to spend in a step; `in_flight` = most micro-batches between forward and backward,
-    `waiting` = most between the halves of backward.
-
-    `copied_bytes`: records of owned boxes, sent to their holders.
-    """
+    """Expected cost of a step for a rank; `in_flight` = most micro-batches between forward and backward, `waiting` =
+    most between the halves of backward. `copied_bytes`: records of owned boxes, sent to their replica holders."""
 
     busy_s: float
     in_flight: int
@@ -54,10 +51,8 @@ class RankCost:
 @dataclass(frozen=True)
 class Predicted:
     """The cost model's view of the plan: `pipeline_s` runs the schedule, `exchange_s` reduces, copies and gathers,
-    `update_s` is the update on the rank that keeps most elements.
-
-    `energy_j`: of all ranks during the pipeline, where operating points are known.
-    """
+    `update_s` is the update on the rank that keeps most elements. `energy_j`: of all ranks during the pipeline, where
+    operating points are known."""
 
     pipeline_s: float
     exchange_s: float
@@ -73,9 +68,8 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Goal:
-    """Lanes that are better than those of the plan, and are to be the next ones, once their ranks have copies of what
-    they compute with. `step_s`: predicted; `reason`: what they are, in words. `is_asked`: a user wants them, whether
-    they are better or not."""
+    """The target layout: lanes to take next, once their ranks have replicas of what they will compute with. `step_s`:
+    predicted; `reason`: a description. `is_asked`: requested by a user, better or not."""
 
     lanes: tuple[Lane, ...]
     step_s: float
@@ -85,17 +79,16 @@ class Goal:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who does what in every step of an epoch.
+    """All work and state of an epoch's steps, by rank.
 
-    `lanes`: together they cover the plane once; none if its ranks compute nothing. A rank of the topology that is in
-    none of them takes part in the step all the same: it votes, and updates and keeps boxes.
-    `boxes`: in order of bucket and span, cut once for the whole job; a box is known by its place among them.
-    `schedule`: per rank the order of its micro-batches. `reason`: what was chosen, what it beat and why.
-    `clocks`: what each rank's device is to be set to; empty: nobody sets any, and units take what their costs say.
-    `terminal_reason`: why these ranks can take no step, empty if they can; the boxes say who has what is to be saved.
-    `goal`: what the same ranks are to do next. `is_asked`: the lanes are what a user has asked for, so that no other
-    goal is looked for until ranks come or go. `given_up`: goals, by their reasons, that these ranks have begun and not
-    reached, for want of memory; they are not begun again until ranks, or their speeds, change.
+    `lanes`: together they cover the plane once; none if its ranks compute nothing. A rank outside all lanes still takes
+    part in the step: it votes, and updates and keeps boxes. `boxes`: in order of bucket and span, cut once for the
+    whole job; a box is identified by its index here. `schedule`: per rank the order of its micro-batches. `reason`: the
+    choice and its alternatives. `clocks`: clock of each rank's device; empty: clocks are not set, and units take their
+    costs' seconds. `terminal_reason`: why these ranks can take no step, empty if they can; `boxes` then name the owners
+    that save state. `goal`: the target layout of the same ranks. `is_asked`: a user requested the lanes; no target is
+    searched until ranks change. `given_up`: reasons of targets that these ranks began and did not reach, for want of
+    memory; they are not begun again until ranks, or their speeds, change.
     """
 
     topology: Topology
@@ -118,22 +111,22 @@ class Plan:
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
-        """All ranks, those that compute nothing too, ascending."""
+        """All ranks, ascending, including those that compute nothing."""
         return tuple(tile.rank for tile in self.tiles)
 
     @cached_property
     def tiles(self) -> Tiling:
-        """What each rank computes, in rank order; a rank that is in no lane, nothing."""
+        """The tile of each rank, in rank order; empty for a rank in no lane."""
         return tiles_of(self.lanes, self.topology.ranks)
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
-        """What travels between all ranks in a step, sorted."""
+        """All transfers between ranks in a step, sorted."""
         return find_hops(self.routes, self.lanes)
 
     @cached_property
     def routes(self) -> ValueRoutes:
-        """The stages that values visit, for what is derived of one rank after the other."""
+        """The stages that values visit, shared by the derivations of all ranks."""
         return ValueRoutes(self.workload)
 
     @cached_property
@@ -159,7 +152,7 @@ class Plan:
         return self._tile_of[rank]
 
     def hops_of(self, rank: Rank) -> tuple[Hop, ...]:
-        """What a rank sends and receives in a step."""
+        """Transfers of a rank in a step."""
         return tuple(rank_hops(self.routes, self._lane_of[rank], rank)) if rank in self._lane_of else ()
 
     def order(self, rank: Rank) -> tuple[Action, ...]:
@@ -169,7 +162,7 @@ class Plan:
         return self.schedule[rank]
 
     def owned_buckets(self, rank: Rank) -> frozenset[int]:
-        """Those of which the rank owns a box."""
+        """Buckets of which the rank owns a box."""
         return self._owned_buckets.get(rank, frozenset())
 
     @cached_property
@@ -188,12 +181,12 @@ class Plan:
         return {rank: frozenset(buckets) for rank, buckets in found.items()}
 
     def slowdown(self, rank: Rank) -> float:
-        """By what the times of a rank's units are multiplied at its clock."""
+        """Factor of the times of a rank's units at its clock."""
         power = self.topology.power
         return 1.0 if power is None or rank not in self.clocks else power.slowdown(self.clocks[rank])
 
     def energy_j(self, step_s: float) -> float | None:
-        """Of all ranks in a step that takes so long, by the watts of their clocks; None where there are no clocks."""
+        """Joules of all ranks in a step of `step_s`, by the watts of their clocks; None without clocks."""
         power = self.topology.power
         if power is None or not self.clocks:
             return None
@@ -208,7 +201,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan that `to_json` wrote; PlanError if the text is none."""
+        """The plan that `to_json` wrote; PlanError if the text is not a plan."""
         try:
             found = _FORMAT_DECODER.decode(text).format
             if found != FORMAT:
@@ -219,22 +212,23 @@ class Plan:
 
 
 def plan_hash(text: str) -> int:
-    """63 bits of a plan's text: the same on every machine and in every process, so that nobody acts on another plan."""
+    """A 63-bit hash of a plan's text, equal on every machine and in every process, so that ranks can compare their
+    plans."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-# --- The text
+# --- JSON form
 
 
 @dataclass(frozen=True)
 class _Format:
-    """What every version can read of a text."""
+    """The part of a text that every version can read."""
 
     format: int
 
 
 class _BoxLine(NamedTuple):
-    """A box; `readers`: the place of its readers among those of all boxes, for most have them in common."""
+    """A box; `readers`: index into the distinct sets of readers, which most boxes share."""
 
     bucket: int
     lo: int
@@ -247,7 +241,7 @@ class _BoxLine(NamedTuple):
 
 @dataclass(frozen=True)
 class _WorkloadLine:
-    """A workload, its options among its own fields, as plans have been written since before they were apart."""
+    """A workload with its options among its own fields: the format predates their separation."""
 
     units: tuple[UnitCost, ...]
     values: tuple[Value, ...]
@@ -280,7 +274,7 @@ class _WorkloadLine:
 
 @dataclass(frozen=True)
 class _PlanFile:
-    """A plan as it is written: field by field, by name. Every rank reads it between a loss and its next step."""
+    """The written form of a plan, field by field, by name. Every rank parses it between a failure and its next step."""
 
     format: int
     epoch: Epoch

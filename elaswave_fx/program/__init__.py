@@ -1,1 +1,1 @@
-"""What is computed: the captured program, its units and the schema of their metadata."""
+"""The captured program, its units and the schema of their metadata."""

@@ -1,4 +1,4 @@
-"""Whether loss, count and gradients of the parts of a batch add up to those of the whole: what a step relies on.
+"""Whether loss, count and gradients of the parts of a batch add up to those of the whole, as a step requires.
 
 a backward pass that looks around  -> "the gradient of embed.weight over a batch is not the sum over its parts"
 loss = mean over the batch         -> CaptureError
@@ -31,9 +31,8 @@ _Gradients = dict[str, torch.Tensor]
 
 
 def additivity(program: Program, state: State, batch: Batch, more: Batch | None = None) -> tuple[str, ...]:
-    """Check that loss, count and gradients of two parts of a batch add up to those of the whole: what the step relies
-    on. The whole is the batch, other samples, and its first granule again, so that different ones meet, and equal
-    ones do."""
+    """Reasons why loss, count or gradients of two parts of a batch do not add up to those of the whole; empty if they
+    do. The whole is the batch, other samples, and its first granule again: it has different samples and equal ones."""
     more = more or {name: tensor[:0] for name, tensor in batch.items()}
     batch, more = told_apart(batch, 1), told_apart(more, 1 + count_samples(batch))
     whole = {name: torch.cat([tensor, more[name], tensor[: program.granule]]) for name, tensor in batch.items()}
@@ -57,13 +56,12 @@ def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float)
 
 
 def _not_gradients(program: Program, gradients: tuple[_Gradients, ...], double: bool) -> tuple[str, ...]:
-    """Say which gradients of a batch are not the sums over its parts."""
     found = not_summed(gradients, *((1e-7, 1e-6) if double else (1e-3, 1e-2)))
     if not found:
         return ()
     foreign = dict.fromkeys(describe(node) for node in calls(program.graph.graph) if is_foreign(node))
     among = f"; the model calls {', '.join(list(foreign)[:3])}" if foreign else ""
-    # The last one is nearest to the loss, and so to the operator.
+    # The last parameter is nearest to the loss, and so to the operator.
     return (f"the gradient of {found[-1]} over a batch is not the sum over its parts{among}",)
 
 
@@ -77,11 +75,11 @@ def _sums_and_gradients(program: Program, run: BatchRun) -> tuple[list[float], _
         found = torch.autograd.grad(loss, wanted, allow_unused=True) if loss.requires_grad else [None] * len(wanted)
     except RuntimeError:
         if run.double:
-            raise  # It may know single precision alone.
-        found = [None] * len(wanted)  # An operator has no derivative, which `differentiate` refuses by name.
+            raise  # an operator may support single precision only
+        found = [None] * len(wanted)  # `differentiate` refuses an operator without a derivative by name
     gradients = {name: torch.zeros_like(tensor) if gradient is None else gradient
                  for (name, tensor), gradient in zip(run.trained.items(), found, strict=True)}  # fmt: skip
-    run.known.clear()  # Parameters in double precision, of which one set is enough at a time.
+    run.known.clear()  # frees parameters in double precision: one set at a time is enough
     run.trained.clear()
     return [float(value.detach()) for value in values.values()], gradients
 
@@ -106,7 +104,7 @@ def doubled(program: Program, state: State, batch: Batch) -> dict[ResultKind, tu
 
 
 _LEAST_SUM = 1e-5
-"""Nearer to zero a loss is rounding: 1 - correlation, of two samples."""
+"""A loss nearer to zero is rounding: 1 - correlation, of two samples."""
 
 
 def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -> None:

@@ -1,4 +1,4 @@
-"""The artifact: a lowered program as plain data, what workers load instead of tracing.
+"""The artifact: a lowered program as plain data, which workers load instead of tracing.
 
     artifact.json          programs, units, values, buckets, folds
     constants.safetensors  lifted constants
@@ -93,11 +93,11 @@ class ValueSpec:
 
 @dataclass(frozen=True)
 class UnitSpec:
-    """A unit's programs by name, and where inputs, outputs and gradients are bound.
+    """A unit's programs by name, and the bindings of inputs, outputs and gradients.
 
-    `flops` counts a sample's operations in the forward pass, `saved_bytes` what is kept of it for the backward pass.
-    If the backward program was split: `held_bytes` and `num_held` say what is kept between its halves, `weights_share`
-    is the second one's part of its operations.
+    `flops` counts a sample's operations in the forward pass, `saved_bytes` its bytes kept for the backward pass. For a
+    split backward program, `held_bytes` and `num_held` describe the values between its halves, `weights_share` is the
+    second half's share of the operations.
     """
 
     index: int
@@ -116,9 +116,9 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class FoldSpec:
-    """The update of a mutable buffer by program `fold.BUFFER`; `values` are (dtype, shape) of what a granule yields.
+    """The update of a mutable buffer by program `fold.BUFFER`; `values` are (dtype, shape) of a granule's outputs.
 
-    If `per_step`, all granules yield the same, and it runs once per step.
+    If `per_step`, all granules yield the same values, and it runs once per step.
     """
 
     buffer: str
@@ -161,26 +161,25 @@ class Artifact:
     evaluation_exact: bool
     text: str
     pipeline: str = ""
-    """The passes that made it, with their options, as text."""
+    """The passes that made it and their options, as text."""
     seconds: tuple[tuple[str, float], ...] = ()
     measured: Mapping[str, Seconds] = dataclasses.field(default_factory=dict)
-    """By kind, where measured."""
+    """Seconds by kind, where measured."""
     modules: tuple[str, ...] = ()
     """Python modules to import before programs run: those that register the model's own operators."""
     notes: tuple[str, ...] = ()
-    """What is computed in another way than the model asks for, in words for its user."""
+    """Deviations from the computation that the model asks for, in words for its user."""
     whole_batch: tuple[str, ...] = ()
-    """Why a granule has to be all samples of a step."""
+    """Reasons why a granule has to be all samples of a step."""
     format: int = FORMAT
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """All parameters and buffers."""
         return (*self.params, *self.buffers)
 
     @property
     def is_split(self) -> bool:
-        """Whether every backward program is here in halves too."""
+        """Whether every backward program also exists in halves."""
         kinds = {unit.kind for unit in self.units if f"{unit.kind}.backward" in self.programs}
         return all(f"{kind}.backward_inputs" in self.programs for kind in kinds)
 
@@ -202,8 +201,8 @@ class Artifact:
 
     @staticmethod
     def copy_for_joiners(folder: Path, to: Path) -> dict[str, Path]:
-        """By name, the files that `load` and `load_constants` read of an artifact on disk. Costs, which another run of
-        the same program may measure anew, are copied to the folder `to`, and stay as they are now."""
+        """Files, by name, that `load` and `load_constants` read of an artifact on disk. Costs are copied to the folder
+        `to`, as another run of the same program may measure them anew."""
         found = {name: folder / name for name in (_PROGRAMS, _CONSTANTS, _DIGESTS)}
         if (folder / _COSTS).is_file():
             found[_COSTS] = Path(shutil.copyfile(folder / _COSTS, to / _COSTS))
@@ -211,7 +210,7 @@ class Artifact:
 
     @staticmethod
     def damage(folder: Path) -> str | None:
-        """Why an artifact on disk is not as it was written; None for one that is, or that is not there."""
+        """Why an artifact on disk is damaged; None if it is intact or absent."""
         if not folder.exists():
             return None
         try:
@@ -240,13 +239,13 @@ class Artifact:
 
     @staticmethod
     def save_tried(folder: Path, samples: str) -> None:
-        """Add the digest of samples; one that is lost, as when two processes write, costs another trial."""
+        """Add the digest of samples. A digest lost to a concurrent write only costs another trial."""
         known = [each for each in Artifact.tried(folder) if each != samples]
         replace_file(folder / _TRIED, json.dumps([*known, samples][-_TRIED_MOST:]).encode(), durable=False)
 
     @staticmethod
     def load(folder: Path) -> Artifact:
-        """Read `artifact.json`, and the costs where they were measured. Raises PlanError for another format."""
+        """Read `artifact.json`, and the costs if measured. Raise PlanError for another format."""
         data = json.loads((folder / _PROGRAMS).read_text())
         if (folder / _COSTS).is_file():
             data["measured"] = json.loads((folder / _COSTS).read_text())

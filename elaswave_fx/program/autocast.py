@@ -1,9 +1,9 @@
-"""Mixed precision: what torch.autocast makes of a model, in eager runs and in what is captured of it.
+"""Mixed precision: torch.autocast in eager runs and in captured graphs.
 
     run_under_autocast(model)     model(**batch) computes products in bf16 and norms, softmax and losses as torch says
     with traced_under_autocast(model): export(model, ...)     the graph has the casts as calls
 
-Inputs, targets and parameters stay as they are given.
+Inputs, targets and parameters keep their dtypes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LOW = torch.bfloat16
 
 
 def run_under_autocast(model: nn.Module) -> None:
-    """From now on every call of `model` runs under autocast, whoever makes it."""
+    """Make every later call of `model`, by any caller, run under autocast."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     model.forward = _Autocast(model.forward, without_onednn if recurrent else contextlib.nullcontext)
 
 
 @contextlib.contextmanager
 def without_onednn() -> Iterator[None]:
-    """Recurrent layers go step by step, as in a captured graph; oneDNN lacks them in bf16 on many CPUs."""
+    """Run recurrent layers step by step, as in a captured graph; oneDNN lacks them in bf16 on many CPUs."""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -38,7 +38,7 @@ def without_onednn() -> Iterator[None]:
 
 
 class _Autocast:
-    """A forward method that enters autocast first. `__wrapped__` is the plain one, whose signature this has."""
+    """A forward method that enters autocast first. `__wrapped__` is the plain method, whose signature this has."""
 
     def __init__(self, forward: Callable[..., Any], kernels: Callable[[], AbstractContextManager[None]]) -> None:
         functools.update_wrapper(self, forward)
@@ -65,10 +65,8 @@ def traced_under_autocast(model: nn.Module) -> Iterator[None]:
 
 
 def decompositions_under_autocast(table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Decompositions whose calls are cast as those of the model are, while autocast is on.
-
-    They run below it, so that the products in them would stay in fp32.
-    """
+    """Decompositions whose calls are cast like the model's own while autocast is on. They run below autocast, so the
+    products in them would otherwise stay in fp32."""
     if not torch.is_autocast_enabled("cpu"):
         return table
     return {op: _cast_inside(decompose) for op, decompose in table.items()}

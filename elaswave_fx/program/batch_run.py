@@ -1,4 +1,4 @@
-"""One batch on its way through a captured graph, and the parts of a batch beside the whole, call by call.
+"""Execution of a captured graph call by call, for a whole batch and its parts side by side.
 
 whole, head, tail = cut_batch(program, state, batch, trial_keys(5), 2, double=True)
 for node in executed(program, (whole, head, tail)):     # values are kept until their last use
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class BatchRun:
-    """One batch on its way through the graph, call by call, in double precision where `double` says so."""
+    """One batch's execution of the graph, call by call; in double precision if `double`."""
 
     def __init__(self, program: Program, state: State, batch: Batch, keys: torch.Tensor, double: bool) -> None:
         self.program = program
@@ -35,7 +35,7 @@ class BatchRun:
         self.double = double
         self.known: dict[fx.Node, Any] = {}
         self.trained: dict[str, torch.Tensor] = {}
-        """Trainable parameters that were read, as leaves of the gradient."""
+        """Trainable parameters read so far, as leaves of the gradient."""
 
     def call(self, node: fx.Node) -> Any:
         """The value of a call whose arguments are known."""
@@ -68,7 +68,7 @@ def _widened(value: Any) -> Any:
 
 
 def graph_input(program: Program, state: State, batch: Batch, keys: torch.Tensor, node: fx.Node) -> torch.Tensor:
-    """What a placeholder of a program holds for one batch; `keys` int64 [samples]."""
+    """Value of a program's placeholder for one batch; `keys` int64 [samples]."""
     source = source_of(node)
     if source.role == Role.INPUT:
         return batch[source.name]
@@ -88,8 +88,8 @@ def trial_keys(samples: int) -> torch.Tensor:
 
 
 def precisely(attempt: Callable[[bool], _T]) -> _T:
-    """`attempt(True)`, in double precision, so that rounding cannot be mistaken for coupling, or coupling for rounding;
-    `attempt(False)`, in the program's own, where an operator knows no other."""
+    """`attempt(True)`, in double precision, which separates rounding from coupling; `attempt(False)`, in the program's
+    own precision, if an operator supports no other."""
     try:
         return attempt(True)
     except RuntimeError:
@@ -109,7 +109,7 @@ def cut_batch(
 
 
 def executed(program: Program, runs: tuple[BatchRun, ...], differentiable: bool = False) -> Iterator[fx.Node]:
-    """Every call after it ran in all of `runs`; values are kept until their last use."""
+    """Yield every call after it ran in all of `runs`; values are kept until their last use."""
     kept = set(output_nodes(program.graph.graph))
     last: dict[fx.Node, fx.Node] = {}
     for node in calls(program.graph.graph):

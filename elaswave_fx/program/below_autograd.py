@@ -1,13 +1,13 @@
-"""Export of a model that takes derivatives in forward, as force fields, gradient penalties and equation solvers do.
+"""Export of a model that takes derivatives in forward, such as force fields, gradient penalties and equation solvers.
 
     with refuse_derivatives():
         torch.export.export(wrapped, ...)              raises DerivativeInForward
     export_below_autograd(wrapped, inputs, shapes)     the graph has the calls of the inner backward passes too
 
-torch.export looks above autograd, where a call of autograd.grad or torch.func.grad has no operators. Below it there are
-all of them, but neither torch.no_grad() nor who asked for a detach: when the engine gives a backward pass what the
-forward pass saved, it detaches it and ties it to the graph again by itself. So detaches by the model are calls of an
-operator of our own meanwhile, and others are taken away.
+torch.export traces above autograd, where a call of autograd.grad or torch.func.grad has no operators. Tracing below it
+sees all operators, but neither torch.no_grad() nor the origin of a detach: the engine itself detaches tensors saved for
+a backward pass and reattaches them to the graph. The model's own detaches are therefore traced as calls of a separate
+operator, and other detaches are removed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from elaswave_fx.program.exportable import Exportable
 _DETACH = torch.Tensor.detach
 _GRAD = torch.autograd.grad
 BACKWARD = "forward calls backward(), which leaves gradients in parameters"
-if not hasattr(torch.ops.elaswave_fx_capture, "detach"):  # An operator outlives the module that is imported anew.
+if not hasattr(torch.ops.elaswave_fx_capture, "detach"):  # The operator survives a re-import of the module.
     torch.library.define("elaswave_fx_capture::detach", "(Tensor x) -> Tensor")
     torch.library.impl("elaswave_fx_capture::detach", "CompositeExplicitAutograd", torch.clone)
 _MARKED = torch.ops.elaswave_fx_capture.detach.default
 
 
 class DerivativeInForward(RuntimeError):
-    """A derivative is taken while a model is exported above autograd."""
+    """Raised where forward takes a derivative during an export above autograd."""
 
 
 @contextlib.contextmanager
 def refuse_derivatives() -> Iterator[None]:
-    """Raise DerivativeInForward meanwhile where forward takes one, by torch.autograd or torch.func."""
+    """Raise DerivativeInForward inside the context where forward takes one, by torch.autograd or torch.func."""
     with (
         mock.patch("torch.autograd.grad", _refuse),
         mock.patch.object(eager_transforms, "grad_increment_nesting", _refuse),
@@ -49,7 +49,7 @@ def refuse_derivatives() -> Iterator[None]:
 
 
 def export_below_autograd(wrapped: Exportable, inputs: Sequence[torch.Tensor], shapes: Any) -> ExportedProgram:
-    """A functional graph as torch.export.export gives, in which calls are those that autograd makes."""
+    """A functional graph like that of torch.export.export, with the calls that autograd makes."""
     with (
         wrapped.recorded(),
         mock.patch("torch.autograd.grad", _gradient),
@@ -83,6 +83,6 @@ def _gradient(
     outputs: Any, inputs: Any, grad_outputs: Any = None, retain_graph: bool | None = None, create_graph: bool = False,
     *more: Any, **options: Any,
 ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
-    """As torch.autograd.grad; of a call that does not ask for a graph, nothing goes back through the result."""
+    """torch.autograd.grad; without `create_graph` its result is detached."""
     found = _GRAD(outputs, inputs, grad_outputs, retain_graph, True, *more, **options)
     return found if create_graph else tuple(None if each is None else _detached(each) for each in found)

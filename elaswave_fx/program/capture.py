@@ -1,7 +1,7 @@
 """Capture: an nn.Module and an example batch in, a functional ATen program out.
 
-The model returns (loss sum, count). It is exported with a symbolic batch size where that works and at the granule's
-size where it does not, functionalized, and compared with the eager model on fresh inputs of several batch sizes.
+The model returns (loss sum, count). It is exported with a symbolic batch size if possible, else at the granule's size,
+then functionalized, and compared with the eager model on fresh inputs of several batch sizes.
 
     GPT(...), {"input_ids": int64 [3, 64], "labels": int64 [3, 64]}
         -> Program(graph of 93 calls, params {"embed.weight": float32 [256, 128], ...}, ...)
@@ -63,7 +63,7 @@ from elaswave_fx.program.shared_storage import refuse_other_name
 
 Batch = Mapping[str, torch.Tensor]
 
-# What a model's own code and the tracer under it raise when something cannot be traced: bugs of the model (types,
+# Errors of a model's own code and of the tracer below it when something cannot be traced: bugs of the model (types,
 # lookups, attributes, arithmetic, failed assertions), refusals of the tracer (RuntimeError and its many subclasses; a
 # SyntaxError where it writes code with an argument called `from`).
 TRACE_ERRORS = (
@@ -72,14 +72,14 @@ TRACE_ERRORS = (
 )  # fmt: skip
 
 
-# Their backward passes take sizes as plain numbers: written out instead, recurrent layers as one call per step.
+# Operators whose backward passes take sizes as plain numbers: decomposed, recurrent layers into one call per step.
 _WRITTEN_OUT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
                 torch.ops.aten.rnn_relu.input, torch.ops.aten.affine_grid_generator]  # fmt: skip
 _OF_PRODUCTS = (torch.ops.aten.einsum.default, torch.ops.aten.gru_cell.default, torch.ops.aten.lstm_cell.default,
                 torch.ops.aten.rnn_tanh_cell.default, torch.ops.aten.rnn_relu_cell.default)  # fmt: skip
-"""Autocast does not know these, but the products that torch makes of them."""
+"""Composite operators that autocast does not know; it casts the products that torch decomposes them into."""
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
-"""What logs tracebacks while it traces."""
+"""Loggers of tracebacks during tracing."""
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -106,7 +106,7 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
 
 
 def _capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
-    # A named size is proven to be free; a size that was found to be free may stay so where the proof fails.
+    # A named size is proven to be free; a size found to be free may stay so where the proof fails.
     with python_sizes() as places:
         for size in (Dim("batch", min=1), Dim.DYNAMIC):
             try:
@@ -118,7 +118,7 @@ def _capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pr
 
 
 class _NotThisWay(CaptureError):
-    """The model does not export, or not to what it computes, with this kind of batch size."""
+    """The model does not export with this kind of batch size, or its export computes something else."""
 
 
 def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, size: Any) -> Program:
@@ -135,7 +135,7 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
         try:
             check_against_eager(model, program, batch)
         except CaptureError as error:
-            # A single granule may be too few. What fails on more of them does so in any other way too.
+            # A single granule may be too few; errors on several granules would occur in any other way too.
             if isinstance(error, ModelFails) and len(next(iter(batch.values()))) > granule:
                 raise
             raise _NotThisWay(str(error)) from error
@@ -153,8 +153,7 @@ def _state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _check_parameters(model: nn.Module) -> None:
-    """Refuse parameters of several dtypes or not on the CPU, and make those contiguous whose strides a copy would
-    lose."""
+    """Refuse parameters of several dtypes or off the CPU. Make those contiguous whose strides a copy would lose."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
         raise CaptureError(f"model: {type(model).__name__} has no parameter to train")
@@ -177,8 +176,8 @@ def _check_parameters(model: nn.Module) -> None:
 
 
 def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
-    """A functional graph; `size` is the symbolic batch size, None for that of `batch`."""
-    # One tensor object given as two inputs is captured as one of them: every input is a tensor of its own.
+    """A functional graph; `size` is the symbolic batch size, or None for that of `batch`."""
+    # A tensor object given as two inputs would be captured as one input: make every input a tensor of its own.
     distinct = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in batch.values())
     shapes: Any = {"inputs": tuple({0: size} for _ in batch)} if size is not None else None
     with (
@@ -209,13 +208,13 @@ def _written_out_by_torch(op: torch._ops.OpOverload, *args: Any) -> Any:
 
 
 def _one_hot(index: torch.Tensor, classes: int) -> torch.Tensor:
-    """As eager code raises for a class out of range; torch's, without data, gives zeros for it."""
+    """One-hot encoding that raises for a class out of range, as eager code does; torch's gives zeros without data."""
     return index.new_zeros((*index.shape, classes)).scatter(-1, index.unsqueeze(-1), 1)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The tracer warns, and prints the graph so far when it fails; the user gets one line instead."""
+    """Suppress the tracer's warnings and its dump of the graph on failure; the user gets one line instead."""
     loggers = [logging.getLogger(name) for name in _TRACERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -244,8 +243,8 @@ def _export_message(model: nn.Module, error: Exception) -> str:
 
 
 def failing_line(error: Exception) -> str:
-    """ " in MODULE.METHOD, line N (its text)": the innermost line of a module that was running, of torch's own modules
-    only where there is no other; nothing if there was none."""
+    """ " in MODULE.METHOD, line N (its text)": the innermost line of a running module, of torch's own modules only if
+    there is no other; empty if none was running."""
     frames = []
     for module, code, line in _running(error):
         own = not code.co_filename.startswith(_TORCH)
@@ -313,7 +312,8 @@ def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, g
 def _changed_parameters(
     exported: ExportedProgram, owner: Mapping[str, str], params: Mapping[str, ParamSpec]
 ) -> set[str]:
-    """Parameters that forward changes, as one that follows others does: buffers, as long as nobody trains them."""
+    """Parameters that forward changes, such as moving averages of others: they become buffers if they are not
+    trained."""
     outputs = exported.graph_signature.output_specs
     changed = {owner[own_name(str(o.target))] for o in outputs if o.kind == OutputKind.PARAMETER_MUTATION}
     for name in sorted(changed):
@@ -366,7 +366,7 @@ def _results(exported: ExportedProgram, owner: Mapping[str, str], batch: Batch) 
 
 
 def _merge_duplicate_sources(module: fx.GraphModule) -> None:
-    """Leave one placeholder per logical tensor, and none for what is not read."""
+    """Leave one placeholder per logical tensor, and none for unread tensors."""
     seen: dict[Source, fx.Node] = {}
     for node in [node for node in module.graph.nodes if node.op == "placeholder"]:
         first = seen.setdefault(source_of(node), node)

@@ -1,4 +1,4 @@
-"""Does a captured program compute what its model computes? Both run on the same batch with the same random numbers.
+"""Comparison of a captured program with its eager model, on the same batch with the same random numbers.
 
 loss of the eager model 2011.88, of the graph 1674.97  ->  CaptureError
 gradient of layers.0.weight 0.31, of the graph 0       ->  CaptureError: what goes backward is derived from the graph
@@ -34,7 +34,7 @@ _COUNT_TOLERANCE = 1e-5
 _GRADIENT_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 _GRADIENT_TOLERANCE_OF_OTHERS = 0.1
 _SCALES = (2.0**-16, 2.0**16)
-"""Of the loss, by which gradients scale as long as nothing looks at how large they are."""
+"""Factors of the loss, with which gradients scale unless some code depends on their magnitude."""
 _Gradients = dict[str, torch.Tensor | None]
 
 
@@ -103,10 +103,10 @@ def _inputs(
 def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor]) -> None:
     """Compare the gradient of the loss sum through the graph of a normalized program with that of the model.
 
-    What goes backward is derived from the graph, which holds forward calls alone: an autograd.Function whose backward
-    is not the derivative of its forward would train wrongly, as would a hook that changes gradients.
+    The backward pass is derived from the graph, which holds forward calls only. An autograd.Function whose backward is
+    not the derivative of its forward would train wrongly, as would a hook that changes gradients.
 
-    Raises CaptureError naming the operator without a derivative, or the parameter and what is likely the reason.
+    Raises CaptureError naming the operator without a derivative, or the parameter and the likely reason.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with state_kept(model) as before, refuse_changing_hooks(model):
@@ -120,7 +120,7 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     got = _backward(model, program, losses[0], {name: tensors[name] for name in trained})
     least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
     tolerance = max(_GRADIENT_TOLERANCE.get(dtype, _GRADIENT_TOLERANCE_OF_OTHERS) for dtype in program.float_dtypes())
-    for name in reversed(trained):  # The one nearest to the loss comes first: the culprit is in front of it.
+    for name in reversed(trained):  # Nearest to the loss first: the culprit is in front of it.
         if expected[name] is None and got[name] is not None:
             raise CaptureError(
                 f"model: {name} in {type(model).__name__} gets no gradient, as where an autograd.Function marks its "
@@ -163,7 +163,7 @@ def _loss_of(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tenso
 def _backward(
     model: nn.Module, program: Program, loss: torch.Tensor, tensors: Mapping[str, torch.Tensor]
 ) -> _Gradients:
-    """The gradients of leaves, by loss.backward() as a training loop calls it: reentrant checkpoints know no other."""
+    """Gradients of leaves by loss.backward(), as in a training loop: reentrant checkpoints support nothing else."""
     if not loss.requires_grad:
         raise CaptureError(f"model: the loss of {type(model).__name__} depends on none of its trained parameters")
     try:
@@ -196,7 +196,7 @@ def _gradient_reason(functions: list[type[torch.autograd.Function]], program: Pr
 
 
 class _SameDraws(fx.Interpreter):
-    """Draws dropout masks as the eager operator does; the functional one takes other numbers from the generator."""
+    """Draws dropout masks as the eager operator does; the functional operator uses other numbers of the generator."""
 
     def run_node(self, n: fx.Node) -> Any:
         mask_is_used = any(user.args[1] == 1 and user.users for user in n.users if is_getitem(user))

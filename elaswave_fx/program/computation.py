@@ -1,8 +1,8 @@
-"""What a forward pass computes, as a value to compare: equal for two runs that would be captured as one program.
+"""The computation of a forward pass as a comparable value: equal for two runs that would be captured as one program.
 
-Operators are recorded while the model runs. What leads to loss, count or a buffer counts, with its numbers and in its
-order; what is kept for inspection alone does not, and neither does how a constant was made: a mask that is built in the
-first call and kept is the same as one that is built in every call.
+Operators are recorded while the model runs. Everything that leads to loss, count or a buffer counts, with its numbers
+and in its order. Values kept for inspection only do not count, and neither does how a constant was made: a mask built
+in the first call and kept equals one built in every call.
 
     record(model, batch) == record(model, batch)       # as long as nothing but samples, parameters and draws counts
 """
@@ -27,38 +27,38 @@ from elaswave_fx.program.ir import UNSET
 from elaswave_fx.program.state_kept import SEED
 
 _ENDLESS = 20
-"""By how much longer than another run a run may get."""
+"""Bound of a run's length, in multiples of the run it is compared with."""
 
 
 class TooLong(RuntimeError):
-    """A run that calls many more operators than it may."""
+    """Raised by a run that exceeds its bound of operators."""
 
 
 @dataclass(frozen=True)
 class Computation:
-    """`results`: how loss, count and updated buffers are computed, as digests; `calls`: operators that take part, as
-    digest and place."""
+    """`results`: digests of how loss, count and updated buffers are computed; `calls`: operators that take part, digest
+    -> place."""
 
     results: Mapping[str, str]
     calls: Mapping[str, str] = field(compare=False, repr=False)
     length: int = field(compare=False)
 
     def text(self) -> str:
-        """The same in every process for the same computation."""
+        """A text that is equal in every process for the same computation."""
         return "\n".join(f"{name} {digest}" for name, digest in sorted(self.results.items()))
 
     def first_difference(self, other: Computation) -> str:
-        """ " in CLASS.METHOD, line N": where a call of `other` stands that this computation does not have."""
+        """ " in CLASS.METHOD, line N": place of a call of `other` that this computation lacks."""
         return next((place for digest, place in other.calls.items() if digest not in self.calls and place), "")
 
 
 def record(
     model: nn.Module, batch: Mapping[str, torch.Tensor], most: int | None = None, gradients: bool = False
 ) -> Computation:
-    """Run forward once, with torch's generator as after `torch.manual_seed(SEED)`, and say what it computed.
+    """Run forward once, with torch's generator as after `torch.manual_seed(SEED)`, and return its computation.
 
-    `most`: the operators that it may call before TooLong is raised. `gradients`: of the loss by every trained parameter
-    count too; those of a model with a backward pass of the user's own always do.
+    `most`: bound of operators, beyond which TooLong is raised. `gradients`: include the gradient of the loss for every
+    trained parameter; models with a backward pass of the user's own always include it.
     """
     inputs = {name: tensor.clone() for name, tensor in batch.items()}
     buffers = dict(model.named_buffers())
@@ -66,14 +66,14 @@ def record(
     recorder = kind({**dict(model.named_parameters()), **buffers, **{f"input {n}": t for n, t in inputs.items()}},
                          most)  # fmt: skip
     try:
-        # TorchScript computes with other operators from its second call on, once it has seen the first.
+        # TorchScript computes with other operators from its second call on, once it has profiled the first.
         with torch.random.fork_rng(), optimized_execution(False), recorder:
             torch.manual_seed(SEED)
             outputs = tree_leaves(model(**inputs))
             found = _gradients(model, outputs[0]) if gradients or _has_own_backward(outputs[0]) else {}
     finally:
         if recorder.compiled:
-            torch.compiler.reset()  # What was compiled for a recorder is of no use to others.
+            torch.compiler.reset()  # Code compiled under a recorder is useless outside of it.
     results = {f"result {i}": recorder.digest(value) for i, value in enumerate(outputs)}
     results |= {f"gradient {name}": recorder.digest(tensor) for name, tensor in found.items()}
     results |= {name: recorder.digest(tensor) for name, tensor in buffers.items() if recorder.wrote(tensor)}
@@ -89,7 +89,7 @@ def _gradients(model: nn.Module, loss: Any) -> dict[str, torch.Tensor | None]:
 
 
 def _has_own_backward(loss: Any) -> bool:
-    """True where a torch.autograd.Function of Python's has a part in a tensor's derivative."""
+    """Whether a Python torch.autograd.Function takes part in a tensor's derivative."""
     waiting = [loss.grad_fn] if isinstance(loss, torch.Tensor) and loss.grad_fn is not None else []
     known = {*waiting}
     while waiting:
@@ -103,13 +103,13 @@ def _has_own_backward(loss: Any) -> bool:
 
 
 def allowance(base: Computation) -> int:
-    """How many operators a run may call that is compared with `base`."""
+    """Bound of operators for a run that is compared with `base`."""
     return _ENDLESS * base.length + 10_000
 
 
 @dataclass
 class _Call:
-    """An operator's call; `constant`: nothing that it reads depends on samples, parameters, buffers or draws."""
+    """An operator's call; `constant`: its inputs depend on no samples, parameters, buffers or draws."""
 
     digest: str
     constant: bool
@@ -118,13 +118,13 @@ class _Call:
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes calls of operators by the memory that they write: a view is known by its place in that memory."""
+    """Records operator calls by the memory that they write: a view is identified by its place in that memory."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Importing dynamo, to tell it to skip this class, takes seconds, which a program from the cache spares."""
+        """False, as telling dynamo to skip this class imports it, which takes seconds that a cached program saves."""
         return False
 
     def __init__(self, named: Mapping[str, torch.Tensor], most: int | None) -> None:
@@ -138,7 +138,7 @@ class _Recorder(TorchDispatchMode):
         self.by_digest: dict[str, _Call] = {}
         self.contents: dict[tuple[Any, ...], str] = {}
         self.alive: list[Any] = list(named.values())
-        """Memory that is given back would be somebody else's."""
+        """Keeps memory alive: freed memory could be reused by another tensor."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.length += 1
@@ -150,7 +150,7 @@ class _Recorder(TorchDispatchMode):
         constant = all(self.constant(value) for value in values) and not _draws(func)
         result = func(*args, **(kwargs or {}))
         if str(getattr(func, "overloadpacket", "")) in UNSET:
-            result.zero_()  # What such memory holds is another thing in every call.
+            result.zero_()  # the contents of uninitialized memory differ in every call
         self._note(func, values, before, constant, result)
         return result
 
@@ -180,7 +180,7 @@ class _Recorder(TorchDispatchMode):
         return _memory(tensor) in self.writers
 
     def digest(self, value: Any) -> str:
-        """A text for a value that an operator reads: what made it, or what it holds."""
+        """Text of an operator's input: the call that made it, or its contents."""
         if not isinstance(value, torch.Tensor):
             return f"{type(value).__name__} {ADDRESS.sub('', str(getattr(value, '__qualname__', value)))}"
         place = f"{value.dtype} {tuple(value.shape)}"
@@ -202,7 +202,7 @@ class _Recorder(TorchDispatchMode):
         return self.contents[key]
 
     def calls_of(self, results: Any) -> dict[str, str]:
-        """The calls that `results` are made by, in order: digest -> place."""
+        """Calls that lead to `results`, in order: digest -> place."""
         found: set[str] = set()
         stack = [word for text in results for word in text.split()]
         while stack:
@@ -214,11 +214,10 @@ class _Recorder(TorchDispatchMode):
 
 
 class _SkippedRecorder(_Recorder):
-    """One that dynamo skips, for models that compile parts of themselves."""
+    """A recorder that dynamo skips, for models that compile parts of themselves."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Of the classes that define `__torch_dispatch__`, as torch asks them when they are made."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -230,7 +229,7 @@ def _draws(func: Any) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """Key of tensors that share memory."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
@@ -246,7 +245,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _place() -> str:
-    """ " in CLASS.METHOD, line N" of the innermost method of a module that is running."""
+    """ " in CLASS.METHOD, line N" of the innermost running method of a module."""
     for frame in _frames():
         owner = frame.f_locals.get("self") if frame.f_code.co_name not in ("_call_impl", "_wrapped_call_impl") else None
         if isinstance(owner, nn.Module):

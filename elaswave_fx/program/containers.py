@@ -1,11 +1,11 @@
-"""Whatever holds values by keys, as one kind of thing: what it held when it was noted, what differs now, and back.
+"""A common interface of everything that holds values by keys: snapshot, changes since, restore.
 
     noted = Entries(module.stats, "stats", Home("the model (Net)", module))      # {"calls": 0}
     model(**batch)
     list(changes_of(noted))     ->  [Slot(noted, "calls", before=0, after=1)], whose path is "stats['calls']"
     noted.restore()
 
-Values are compared: an equal list in the place of another is no change.
+Values are compared: replacing a list by an equal list is no change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ABSENT = object()
 @dataclass(frozen=True, eq=False)
 class Slot:
     """A place that forward changed: the value at `key` of `container`; `path`: from the attribute or global that leads
-    there, such as "stats['calls']"."""
+    to it, such as "stats['calls']"."""
 
     container: Container
     key: Any
@@ -44,7 +44,7 @@ class Slot:
 
     @property
     def title(self) -> str:
-        """The path and what it belongs to, in words."""
+        """The path and its owner, in words."""
         return f"{self.path} of {self.container.home.name}" if self.path else self.container.home.name
 
     def put(self, value: Any) -> None:
@@ -52,7 +52,7 @@ class Slot:
 
 
 class Container:
-    """Something that holds values by keys. `home`: the module, class, function or global that it belongs to."""
+    """A holder of values by keys. `home`: the module, class, function or global that it belongs to."""
 
     def __init__(self, owner: Any, path: str, home: Home) -> None:
         self.owner = owner
@@ -70,7 +70,7 @@ class Container:
         return f"{self.path}[{key!r}]"
 
     def grow(self, key: Any, value: Any, by: int) -> None:
-        """Add entries like that of `key`, if this can have more."""
+        """Add entries like that of `key`, if the container can have more."""
 
     def restore(self) -> None:
         now = self.items()
@@ -83,14 +83,14 @@ class Container:
 
 @dataclass(frozen=True)
 class Home:
-    """What state belongs to, for messages: `name` as "layers.0 (Block)", `owner` the module, class or code."""
+    """The owner of state, for messages: `name` as "layers.0 (Block)", `owner` the module, class or code."""
 
     name: str
     owner: Any
 
 
 class Attributes(Container):
-    """An object's `__dict__` and slots; of a class its data alone."""
+    """An object's `__dict__` and slots; for a class its data only."""
 
     def items(self) -> dict[Any, Any]:
         found = dict(vars(self.owner)) if hasattr(self.owner, "__dict__") else {}
@@ -118,7 +118,7 @@ class Attributes(Container):
 
 
 class Entries(Container):
-    """A dictionary, without what its class makes of it: looking at some loads modules."""
+    """A dictionary, read without the overrides of its class: reading some entries loads modules."""
 
     def items(self) -> dict[Any, Any]:
         return dict(dict.items(self.owner))
@@ -136,7 +136,7 @@ class Entries(Container):
 
 
 class Elements(Container):
-    """A list, deque or array of Python's: its elements, or all of them under the key None."""
+    """A list, deque or Python array: its elements, or all of them under the key None."""
 
     def items(self) -> dict[Any, Any]:
         return dict(enumerate(self.owner))
@@ -159,7 +159,7 @@ class Elements(Container):
             self._refill([_fresh(value) for value in self.saved.values()])
 
     def _refill(self, values: list[Any]) -> None:
-        while self.owner:  # What all of them can do.
+        while self.owner:  # methods that all of them have
             self.owner.pop()
         self.owner.extend(values)
 
@@ -188,7 +188,7 @@ class Members(Container):
 
 
 class Variable(Container):
-    """A variable of a function around a function."""
+    """A closure variable."""
 
     def items(self) -> dict[Any, Any]:
         try:
@@ -245,7 +245,7 @@ class GeneratorState(Container):
 
 @dataclass(frozen=True)
 class _Data:
-    """Contents: a copy, and a number or bytes by which they are told from others."""
+    """Contents: a copy, and a number or bytes that identify them."""
 
     print: Any
     data: Any
@@ -253,7 +253,7 @@ class _Data:
 
 @dataclass(frozen=True)
 class Advanced:
-    """A copy of an iterator, or the iterator where it cannot be copied; and how far it was."""
+    """A copy of an iterator, or the iterator itself if it cannot be copied; and its position."""
 
     iterator: Any
     text: str
@@ -278,19 +278,19 @@ class GlobalName(Container):
 
 
 def _others(key: Any, count: int) -> list[Any]:
-    """Keys like a number or a text."""
+    """Keys similar to a number or a text."""
     if isinstance(key, int):
         return [key + 1 + number for number in range(count)]
     return [f"{key} {number}" for number in range(count)] if isinstance(key, str) else []
 
 
 def _is_data(value: Any) -> bool:
-    """Whether an attribute of a class is data, and no method or descriptor."""
+    """Whether an attribute of a class is data, not a method or descriptor."""
     return not callable(value) and not hasattr(value, "__get__")
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether a value is advanced by being read, as those of itertools are and what generators return."""
+    """Whether reading a value advances it, as with iterators of itertools and generators."""
     kind = type(value)
     return hasattr(kind, "__next__") and hasattr(kind, "__iter__") and not hasattr(value, "__dict__")
 
@@ -303,7 +303,7 @@ def set_aside(iterator: Any) -> Advanced:
 
 
 def _fresh(value: Any) -> Any:
-    """A value to put back, which may be changed then."""
+    """A copy to restore, which may be changed afterwards."""
     return set_aside(value.iterator).iterator if isinstance(value, Advanced) else value
 
 

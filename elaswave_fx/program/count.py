@@ -1,4 +1,4 @@
-"""The part of a program that counts: what the loss is to be divided by, as far as it follows from the inputs alone.
+"""The part of a program that counts: the divisor of the loss, as far as it follows from the inputs alone.
 
 counter = cut_count(artifact)      # of unit 5: [("input", "labels")] -> count
 counter.unit, counter.inputs, counter.program
@@ -17,9 +17,9 @@ _COUNT = ("count",)
 
 @dataclass(frozen=True)
 class Counter:
-    """A unit program with the count of a micro-batch as its one output.
+    """A unit program with the count of a micro-batch as its only output.
 
-    `inputs`: as many names as the program has inputs, None where it reads none.
+    `inputs`: one name per input of the program, None where it reads none.
     """
 
     unit: int
@@ -52,7 +52,7 @@ def cut_count(artifact: Artifact) -> Counter | None:
 
 
 def _slots(argument: Any) -> Iterator[int]:
-    """The slots that an argument of an instruction names: ["slot", 3], or one inside a list."""
+    """The slots named by an argument of an instruction: ["slot", 3], or inside a list."""
     if argument[0] == "slot":
         yield argument[1]
     elif argument[0] == "list":

@@ -1,8 +1,8 @@
-"""Which operators couple the samples of a batch, and whether the loss is a sum over samples.
+"""Detection of operators that couple the samples of a batch, and of losses that are not sums over samples.
 
-An operator is batch-coupled when one sample's result, or its share of a gradient, depends on another sample. Rules
-find the known ones by name and shape. A trial in double precision, the whole batch against its parts, finds the rest,
-so that an unknown operator cannot slip through. A program with any of them runs granule by granule.
+An operator is batch-coupled when one sample's result, or its share of a gradient, depends on another sample. Rules find
+the known operators by name and shape. A trial in double precision, the whole batch against its parts, finds unknown
+ones. A program with coupled operators runs granule by granule.
 
     batch_norm over [B, 16, 8, 8]      -> "aten._native_batch_norm_legit.no_stats in stem_norm"
     logits = a @ b.t(), [B, B]         -> "aten.matmul.default in the model"
@@ -25,13 +25,13 @@ from elaswave_fx.program.totals import bent_totals
 
 
 def find_couplings(program: Program, state: State, batch: Batch, more: Batch | None = None) -> Couplings:
-    """What couples the samples of a program.
+    """The couplings between samples of a program.
 
     Args:
         state: parameters and buffers by name.
         batch: at least two granules.
         more: other granules, whose sums and gradients are compared with those of `batch`: a mean over labels, or over
-            what a router chose, is a sum where all parts have equally many.
+            a router's choice, is a sum where all parts have equally many.
 
     Raises:
         CaptureError: the loss is a mean, not a sum: a model returns (loss sum, count).

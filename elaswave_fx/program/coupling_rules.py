@@ -1,4 +1,4 @@
-"""Batch-coupled operators that names and shapes give away.
+"""Batch-coupled operators that are known by name and shape.
 
 batch_norm over [B, 16, 8, 8]      -> "aten._native_batch_norm_legit.no_stats in stem_norm"
 logits = a @ b.t(), [B, B]         -> "aten.matmul.default in the model"
@@ -28,7 +28,7 @@ _BATCH_STATISTICS = ("aten._native_batch_norm_legit", "aten.native_batch_norm", 
 
 
 def coupled_by_rule(program: Program) -> tuple[str, ...]:
-    """Batch-coupled operators that shapes and names give away, and updates of buffers."""
+    """Batch-coupled operators found by shapes and names, and updates of buffers."""
     axes = locate_samples(program)
     if axes.symbol is None:
         place = f": {program.fixed_by}" if program.fixed_by else ""
@@ -48,13 +48,13 @@ def describe(node: fx.Node) -> str:
 
 
 def _divides_by_frequency(node: fx.Node) -> bool:
-    """True for an embedding whose gradient of a row is divided by how often the batch has the row."""
+    """Whether an embedding divides a row's gradient by the row's frequency in the batch."""
     return is_aten(node, *_EMBEDDINGS) and bool(argument(node, "scale_grad_by_freq", False))
 
 
 def _couples(node: fx.Node, axes: SampleAxes) -> bool:
     if axes.mixed(node) and not axes.data_dependent(node):
-        return not any(axes.mixed(source) for source in node.all_input_nodes)  # only the first one is worth a name
+        return not any(axes.mixed(source) for source in node.all_input_nodes)  # one name is enough
     if is_aten(node, *_BATCH_STATISTICS):
         return bool(argument(node, "training", True)) and 1 not in _dims(node.args[0], axes.symbol)
     if _divides_by_frequency(node):
@@ -69,8 +69,8 @@ def _couples(node: fx.Node, axes: SampleAxes) -> bool:
 
 
 def _steps_with_size(node: fx.Node, symbol: sympy.Symbol, granule: int) -> bool:
-    """Whether a call makes of the batch size a number that goes by steps, as x.shape[0] // 8 does: the batches of a
-    trial see one step. What is smooth is left to the trial."""
+    """Whether a call turns the batch size into a step function, such as x.shape[0] // 8: the batches of a trial see one
+    step. Smooth functions are left to the trial."""
     value = value_of(node)
     if not isinstance(value, (torch.SymInt, torch.SymFloat)) or value.node.expr.is_rational_function(symbol):
         return False
@@ -79,12 +79,13 @@ def _steps_with_size(node: fx.Node, symbol: sympy.Symbol, granule: int) -> bool:
 
 
 def sorts_samples(node: fx.Node, axes: SampleAxes) -> bool:
-    """True for a sort along the samples. No rule: an order that is undone, as of rows by experts, couples nothing."""
+    """Whether a call sorts along the samples. Not a rule: an order that is undone, as of rows by experts, couples
+    nothing."""
     return is_aten(node, *_SORTS) and _along_samples(node, [argument(node, "dim", -1)], axes)
 
 
 def _along_samples(node: fx.Node, along: list[Any], axes: SampleAxes) -> bool:
-    """True when one of the dimensions `along` of a call's first argument holds samples."""
+    """Whether one of the dimensions `along` of a call's first argument holds samples."""
     source = node.args[0]
     if not isinstance(source, fx.Node) or not value_of(source).dim():
         return False

@@ -1,5 +1,5 @@
-"""A batch whole and in two parts, call by call, in double precision: where the parts do not join to the whole, and what
-decides for all samples at once.
+"""Trial of a whole batch against two parts, call by call, in double precision. It finds calls whose parts do not join
+to the whole, and values that decide for all samples together.
 
     center(x), an operator of one's own    -> "mine.center.default in the model"
     rows sorted by expert, and back        -> nothing, but no unit ends between the two: `Couplings.shuffled`
@@ -41,18 +41,19 @@ _ARITHMETIC = (
 
 @dataclass(frozen=True)
 class Couplings:
-    """`reasons`: why the program has to run granule by granule; empty when every sample stands for itself. `shuffled`:
-    values whose rows stand in an order that depends on the whole batch, until the inverse order undoes it."""
+    """`reasons`: why the program has to run granule by granule; empty when samples are independent. `shuffled`: values
+    whose row order depends on the whole batch, until the inverse order undoes it."""
 
     reasons: tuple[str, ...] = ()
     shuffled: frozenset[fx.Node] = frozenset()
 
 
 def coupled_by_trial(program: Program, state: State, batch: Batch) -> Couplings:
-    """Run a batch whole and in two parts, call by call; name the first operators whose parts do not join to the whole.
+    """Run a batch whole and in two parts, call by call, and name the first operators whose parts do not join to the
+    whole.
 
-    Where samples are sorted, other batches are tried too: the order is to be undone whatever it is. Parameters are near
-    those of `state`, not equal to them; see `perturbed`.
+    Where samples are sorted, other batches are tried too, as any order has to be undone. Parameters are near those of
+    `state`, not equal to them; see `perturbed`.
     """
     axes = locate_samples(program)
     if axes.symbol is None or count_samples(batch) < 2:
@@ -62,7 +63,7 @@ def coupled_by_trial(program: Program, state: State, batch: Batch) -> Couplings:
     except RuntimeError as error:
         return Couplings((f"the program fails for a part of a batch: {str(error).splitlines()[0]}",))
     for other in _others_like(batch) if _sorts(program, axes) else ():
-        with contextlib.suppress(RuntimeError, IndexError):  # No program has to take what no data holds.
+        with contextlib.suppress(RuntimeError, IndexError):  # a program need not accept values outside the data
             more = _try_parts(program, axes, state, other)
             found = Couplings(found.reasons or more.reasons, found.shuffled | more.shuffled)
     return found
@@ -73,8 +74,8 @@ def _sorts(program: Program, axes: SampleAxes) -> bool:
 
 
 def _others_like(batch: Batch) -> Iterator[Batch]:
-    """Batches of the same values that meet in other ways: in another order, and one value throughout a sample, so that
-    all of it wants to go one way."""
+    """Batches of the same values in other combinations: permuted, and with one value throughout a sample, so that a
+    router sends all of it one way."""
     yield {name: tensor.roll(1, 1) if tensor.dim() > 1 else tensor for name, tensor in batch.items()}
     yield {name: tensor.flatten(1)[:, :1].expand_as(tensor.flatten(1)).reshape(tensor.shape).contiguous()
            if tensor.dim() > 1 else tensor for name, tensor in batch.items()}  # fmt: skip
@@ -137,10 +138,10 @@ def _compare_parts(
 def _is_shared(
     node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], shared: set[fx.Node], tolerance: float
 ) -> bool:
-    """Whether a value is one for all samples and another for other samples, or is made of such values, as a norm over
-    the batch and a threshold of it are. Whatever it does to the samples of the trial, it may do more to others.
+    """Whether a value is common to all samples and differs for other samples, such as a norm over the batch, or is made
+    of such values, such as a threshold of it. Its effect on other samples may exceed that in the trial.
 
-    Integers are let through, see `_is_counted`.
+    Integers pass, see `_is_counted`.
     """
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
@@ -148,7 +149,7 @@ def _is_shared(
     if not shared.isdisjoint(node.all_input_nodes):
         return value.is_floating_point() or value.dtype == torch.bool
     if value.dtype == torch.bool:
-        return _brings_together(node, axes)  # any() and all() seldom differ.
+        return _brings_together(node, axes)  # the results of any() and all() seldom differ
     parts = [run.known[node] for run in runs[1:]]
     differs = any(part.shape != value.shape or not is_close(part, value, tolerance) for part in parts)
     return value.is_floating_point() and differs
@@ -157,9 +158,8 @@ def _is_shared(
 def _is_counted(
     node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], common: set[fx.Node]
 ) -> bool:
-    """Whether a value counts something in all samples, or is made of what is `common` to all. How many samples an
-    expert has says where the next one's begin, and couples nothing; a decision or a factor by such a number does
-    (`_decides`, `_weighs`)."""
+    """Whether a value is a count over all samples, or is made of values `common` to all. Offsets by counts, such as an
+    expert's first row, couple nothing; a decision or a factor by a count does (`_decides`, `_weighs`)."""
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
@@ -167,25 +167,26 @@ def _is_counted(
         return False
     parts = [run.known[node] for run in runs[1:]]
     if any(part.shape != value.shape for part in parts):
-        return False  # Rows of the samples in another order.
+        return False  # rows of the samples in another order
     if _brings_together(node, axes) or not common.isdisjoint(node.all_input_nodes):
         return True
     return not all(torch.equal(part, value) for part in parts)
 
 
 def _brings_together(node: fx.Node, axes: SampleAxes) -> bool:
-    """Whether a call makes one value of those of the samples."""
+    """Whether a call combines the samples' values into one."""
     return not axes.mixed(node) and any(axes.of(source) is not None for source in node.all_input_nodes)
 
 
 def _is_placed(node: fx.Node, placed: set[fx.Node]) -> bool:
-    """Whether a value is made of positions in the batch. What they take from other values is not."""
+    """Whether a value is made of positions in the batch. Values gathered at those positions are not."""
     taken = is_aten(node, "aten.index", "aten.gather", "aten.index_select")
     return not placed.isdisjoint(node.all_input_nodes[:1] if taken else node.all_input_nodes)
 
 
 def _is_decision(node: fx.Node, placed: set[fx.Node]) -> bool:
-    """Whether a value is made of positions in the batch and is none: a mask by them may be another one for others."""
+    """Whether a value is made of positions in the batch but is not an integer: a mask by positions may differ for other
+    samples."""
     value = value_of(node)
     return (
         node in placed and isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
@@ -193,13 +194,13 @@ def _is_decision(node: fx.Node, placed: set[fx.Node]) -> bool:
 
 
 def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
-    """Whether a call answers a question about a count over all samples."""
+    """Whether a call compares a count over all samples."""
     asks = is_aten(node, *_COMPARISONS) and value_of(node).dtype == torch.bool
     return asks and not counted.isdisjoint(node.all_input_nodes)
 
 
 def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
-    """Whether a call computes with a count over all samples: (n - 6).clamp(min=0) may be 0 for all of the trial."""
+    """Whether a call computes with a count over all samples: (n - 6).clamp(min=0) may be 0 throughout the trial."""
     value = value_of(node)
     floats = isinstance(value, torch.Tensor) and value.is_floating_point()
     return floats and is_aten(node, *_ARITHMETIC) and not counted.isdisjoint(node.all_input_nodes)

@@ -1,6 +1,6 @@
-"""What every node of a program depends on, and so which nodes a unit can make for itself.
+"""Dependences of every node of a program, which decide the nodes that a unit can recompute for itself.
 
-Three natures, by what a value is computed from:
+Three natures, by the inputs of a value's computation:
 
     FIXED     constants, buffers that never change, nothing          -> computed once per rank
     PREPARED  inputs or parameters, but not both, no random draw      -> computed again in every unit that reads it
@@ -66,7 +66,7 @@ def _nature(roots: frozenset[str]) -> Nature:
 
 
 class _GradientFlow(fx.Interpreter):
-    """Runs the graph on fake tensors under autograd and notes which values carry gradients."""
+    """Runs the graph on fake tensors under autograd and records which values carry gradients."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -80,7 +80,7 @@ class _GradientFlow(fx.Interpreter):
 
 
 def gradient_nodes(program: Program) -> set[fx.Node]:
-    """Nodes whose value takes part in the gradient: autograd reaches them from the loss and from a parameter."""
+    """Nodes whose value takes part in the gradient: on a path from the loss to a parameter."""
     inputs, mode = [], None
     for node in placeholders(program.graph.graph):
         value = value_of(node)
@@ -106,10 +106,10 @@ def gradient_nodes(program: Program) -> set[fx.Node]:
 def constant_value(
     program: Program, node: fx.Node, stand_in: Callable[[fx.Node], tuple[fx.Node, torch.Tensor] | None] = lambda _: None
 ) -> torch.Tensor | None:
-    """The value of a node, worked out from the program's constants alone.
+    """The value of a node, computed from the program's constants alone.
 
     `stand_in` may give, for a call, one of its arguments and the tensor to use for it instead of its value. None when
-    the node reads a buffer, a parameter or an input, whose data is not at hand, or draws random numbers.
+    the node reads a buffer, a parameter or an input, whose data is not available, or draws random numbers.
     """
     known: dict[fx.Node, Any] = {}
 

@@ -1,10 +1,10 @@
-"""What torch's own code is answered where it looks at values while a model is captured, when there are none.
+"""Answers for torch's own code where it inspects values during a capture, when there are none.
 
     nn.TransformerEncoder(mask=m): is `m` the causal mask?      ->  no: `m` is added to the scores as it is
     Normal(mean, scale): are all scales positive?               ->  yes, as eager code found in the trial before
 
-These looks are checks that raise, or shortcuts to a faster kernel: what is computed does not depend on them. A look of
-the user's own is none of them, and is refused by the export.
+These inspections are checks that raise, or shortcuts to a faster kernel, so the result does not depend on them. The
+export refuses inspections by the user's code.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ANSWERS: Mapping[tuple[str, str], bool] = {
     ("distributions/constraints.py", "check"): True,  # are all matrices square, symmetric?
     ("distributions/wishart.py", "__init__"): False,  # is a degree of freedom too small?
 }
-"""(file of torch, function) -> what `bool(tensor)` is there."""
+"""(file of torch, function) -> result of `bool(tensor)` there."""
 
 
 @contextlib.contextmanager
 def eager_answers() -> Iterator[None]:
-    """Answer these looks meanwhile, take `.data` for detach(), see through reentrant checkpoints, and have the running
-    statistics of instance norms updated by calls: their operator does so without saying it in its schema."""
+    """Answer these inspections, trace `.data` as detach(), trace through reentrant checkpoints, and update the running
+    statistics of instance norms by calls: the operator's schema does not declare that it writes them."""
     ask = torch.Tensor.__bool__
 
     def answer(tensor: torch.Tensor) -> bool:
@@ -54,12 +54,11 @@ def eager_answers() -> Iterator[None]:
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """`x.data`: the export would take it for a constant."""
+    """`x.data`, which the export would take for a constant."""
     return tensor.detach()
 
 
 def _overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """`x.data = value`."""
     tensor.detach().copy_(value)
 
 
@@ -67,8 +66,8 @@ def _instance_norm(
     x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor | None,
     var: torch.Tensor | None, batch: bool, momentum: float, eps: float, cudnn: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """As torch's of these arguments; `batch`: by the statistics of each channel of each sample, which running ones
-    follow."""
+    """torch's operator of these arguments; `batch`: by the statistics of each channel of each sample, which the running
+    ones follow."""
     if batch and mean is not None and var is not None:
         with torch.no_grad():
             of_samples = torch.var_mean(x.flatten(2), dim=2, correction=1)
@@ -79,8 +78,8 @@ def _instance_norm(
 
 
 class _SeenThrough:
-    """Stands for the autograd.Function of `checkpoint(use_reentrant=True)`: what it runs is captured as it is, without
-    gradients where it would have none, because no argument has one."""
+    """Replacement of the autograd.Function of `checkpoint(use_reentrant=True)`: the wrapped function is captured
+    directly, without gradients if no argument requires one."""
 
     @staticmethod
     def apply(function: Callable[..., Any], _preserve_rng_state: bool, *args: Any) -> Any:

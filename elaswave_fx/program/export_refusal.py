@@ -1,4 +1,4 @@
-"""What a user is told of an error of torch.export: the reason in one line, and the way out that helps against it."""
+"""Messages for errors of torch.export: the reason in one line, and a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _LEAKED = re.compile("fake tensor in the exported program constant's list")
 
 
 def reason_and_way_out(error: Exception) -> tuple[str, str]:
-    """Of what an export raised."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     first = first.replace("self.model.", "self.")  # `Exportable.model`
     if isinstance(error, SyntaxError):

@@ -1,12 +1,12 @@
-"""A model in the form in which torch.export takes any: its names and reassigned buffers are no obstacle.
+"""A wrapper that lets torch.export take any model, whatever its names and reassigned buffers.
 
     wrapped = Exportable(model, ("lambda", "x"))
     torch.export.export(wrapped, (tensor, tensor), ...)     # with `any_names()` around it
     own_name("model.layers.0.code")  ->  "layers.0.code"
 
 torch.export copies parameters and modules onto a GraphModule, which has attributes of its own (code, graph, meta), and
-writes code in which a name is `self.NAME`, so that it must be no keyword. Below the one name `model` the first cannot
-happen; the second is put right where the code is written. Inputs go by their order.
+writes code in which a name is `self.NAME`, so that it must not be a keyword. The single prefix `model` avoids the
+clash; keywords are corrected where the code is written. Inputs are positional.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Exportable(nn.Module):
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Autograd records what forward does meanwhile, as in training; an export wants no gradients of its results."""
+        """Record autograd as in training; an export disables gradients for its results."""
         self._recorded = True
         try:
             yield
@@ -46,7 +46,7 @@ class Exportable(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         first, *others = (tensor.shape[0] for tensor in inputs)
-        for other in others:  # Inputs that never meet would have batch sizes of their own.
+        for other in others:  # inputs that never meet would have separate batch sizes
             torch._check(other == first)
         model = self.get_submodule(_OWN)
         before = _buffers(model)
@@ -61,12 +61,12 @@ class Exportable(nn.Module):
 
 
 def own_name(name: str) -> str:
-    """The model's own name of a parameter, buffer, constant or module of an `Exportable`; of the model itself: ''."""
+    """The model's own name of an `Exportable`'s parameter, buffer, constant or module; '' for the model itself."""
     return "" if name == _OWN else name.removeprefix(f"{_OWN}.")
 
 
 def restore_module_names(graph: fx.Graph) -> None:
-    """Give the nodes of an exported graph the model's own names of the modules that they come from."""
+    """Restore the model's own module names on the nodes of an exported graph."""
     for node in graph.nodes:
         stack: Mapping[str, Any] | None = node.meta.get("nn_module_stack")
         if stack:
@@ -75,13 +75,13 @@ def restore_module_names(graph: fx.Graph) -> None:
 
 @contextlib.contextmanager
 def any_names() -> Iterator[None]:
-    """The code that torch.fx writes meanwhile is valid whatever the names of modules and parameters are."""
+    """Make torch.fx write valid code for any names of modules and parameters."""
     with mock.patch("torch.fx.graph._format_target", _format_target):
         yield
 
 
 def _format_target(base: str, target: str) -> str:
-    """Python text for an attribute's attribute; torch's own takes keywords for names."""
+    """Python text for a nested attribute; torch's own does not quote keywords."""
     for name in target.split("."):
         plain = name.isidentifier() and not keyword.iskeyword(name)
         base = f"{base}.{name}" if plain else f"getattr({base}, {name!r})"
@@ -93,7 +93,7 @@ def _buffers(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor | None
 
 
 def _write_reassigned(model: nn.Module, before: list[tuple[nn.Module, str, torch.Tensor | None]]) -> None:
-    """Make `self.steps = self.steps + 1` an update in place, as an export knows it: what is merely assigned is lost."""
+    """Turn `self.steps = self.steps + 1` into an update in place: an export drops plain assignments."""
     names = {id(module): name for name, module in model.named_modules()}
     for module, name, tensor in before:
         now = module._buffers.get(name)

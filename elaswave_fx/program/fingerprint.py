@@ -1,9 +1,9 @@
 """The fingerprint of a model: equal for two models from which the same program would be captured.
 
-It covers what a forward pass can see and a parameter's values cannot: the source of every module's class, shapes and
-ties, plain attributes, configuration objects, tensors that are neither parameter nor buffer. It is the same in every
-process: nothing in it depends on addresses, on the order of sets, or on the seed of hashes. What is computed besides
-follows from variables of functions, globals, files: computation.py sees that.
+It covers everything but parameter values that a forward pass reads from the model: the source of every module's class,
+shapes and ties, plain attributes, configuration objects, tensors that are neither parameter nor buffer. It is the same
+in every process: it depends on no addresses, order of sets, or seed of hashes. Closure variables, globals and files are
+covered by computation.py.
 
     fingerprint(GPT(layers=4, dropout=0.1)) != fingerprint(GPT(layers=4, dropout=0.2))
 """
@@ -29,7 +29,7 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Hexadecimal SHA-256 of everything named above."""
+    """Hexadecimal SHA-256 of the contents named above."""
     digest = hashlib.sha256()
     for line in _lines(model):
         digest.update(line.encode())
@@ -38,9 +38,10 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def class_sources(kind: type) -> str:
-    """Hexadecimal SHA-256 of the files that define a class, its bases, and what their modules name of their own folder.
+    """Hexadecimal SHA-256 of the files that define a class and its bases, and of modules in the same folder that they
+    name.
 
-    Files of other packages count where they define a base: those have versions, which whoever asks knows.
+    Files of other packages count only if they define a base: the caller's key has the versions of packages.
     """
     top = sys.modules[kind.__module__.split(".")[0]]
     file = getattr(top, "__file__", None)
@@ -62,7 +63,7 @@ def class_sources(kind: type) -> str:
 
 
 def _module_name(value: object) -> object:
-    """The module that a value is, or is defined in."""
+    """The module itself, or the module that defines a value."""
     return value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
 
 
@@ -101,14 +102,14 @@ def _items(owner: object, hidden: tuple[str, ...] = ()) -> list[tuple[str, Any]]
 
 
 def plain_text(value: Any, depth: int = 0) -> str:
-    """A text of a value without addresses; of what is none of the known kinds, the class and its attributes."""
+    """A text of a value without addresses; for unknown kinds, the class and its attributes."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, Path)):
         return repr(value)
     if isinstance(value, torch.Tensor):
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
     if isinstance(value, nn.Module):
-        return _class_name(type(value))  # a module has lines of its own
+        return _class_name(type(value))  # modules have separate lines
     if isinstance(value, functools.partial):
         return plain_text((value.func, value.args, value.keywords), depth + 1)
     if callable(value) and hasattr(value, "__qualname__"):
@@ -129,7 +130,7 @@ def plain_text(value: Any, depth: int = 0) -> str:
 
 
 def _source(function: Any) -> str:
-    """What a function's code does: a lambda has no name that would tell it from another."""
+    """Digest of a function's code: the name of a lambda does not identify it."""
     code = getattr(function, "__code__", None)
     if code is None:
         return ""

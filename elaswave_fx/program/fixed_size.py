@@ -1,12 +1,12 @@
-"""Where a model depends on the number of samples as Python sees it: its program would be that of one number alone.
+"""Detection of Python code that depends on the number of samples: its program would be valid for one number only.
 
     with python_sizes() as places:
         torch.export.export(…)
     places      ->  ["forward, line 12 of net.py (return loss, torch.tensor(float(len(y)))) makes a number of …"]
     first_other_size(program)                   ->  7, where forward has `if x.shape[0] > 6:`
 
-`x.shape[0]` is a symbol while a model is exported; int(), float(), len() and what asks for a Python number fix it, and
-`if` decides for the samples of the export.
+`x.shape[0]` is a symbol during an export; int(), float(), len() and other uses of a Python number fix it, and `if`
+decides for the samples of the export.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package i
 
 
 SIZES_TRIED = (*range(1, 66), 100, 127, 128, 129, 255, 256, 257, 1000, 1024, 4095, 4096)
-"""In granules: the batch sizes for which it is looked at what a program makes of them."""
+"""Batch sizes in granules at which a program's behaviour is checked."""
 
 
 @contextlib.contextmanager
 def python_sizes() -> Iterator[list[str]]:
-    """The places of the user's code that have asked so far, and what they do, for a refusal to name."""
+    """Places in the user's code that asked for a number, and what they do, for a refusal to name."""
     places: list[str] = []
     guard_int, guard_bool = SymNode.guard_int, SymNode.guard_bool
 
@@ -61,8 +61,8 @@ def python_sizes() -> Iterator[list[str]]:
 
 
 def first_other_size(program: Program) -> int | None:
-    """The least batch size that was tried for which a captured program does not hold: the model has another branch,
-    say. Those of a sample alone are compared with eager code."""
+    """The smallest tried batch size for which a captured program is invalid, for example as the model takes another
+    branch. A batch of one sample is compared with eager code instead."""
     size = batch_size(program)
     if size is None:
         return None
@@ -76,8 +76,7 @@ def first_other_size(program: Program) -> int | None:
 
 
 def chosen_by_size(program: Program) -> str:
-    """An operator of torch's that computes in one of two ways by the number of samples, in words; nothing if there is
-    none."""
+    """An operator of torch that chooses its algorithm by the number of samples, in words; empty if there is none."""
     for node in calls(program.graph.graph):
         if is_aten(node, "aten.cdist", "aten._cdist_forward") and not argument(node, "compute_mode"):
             return (
@@ -88,7 +87,7 @@ def chosen_by_size(program: Program) -> str:
 
 
 def _asked_by(frame: FrameType | None) -> str:
-    """The place outside of torch that asks by itself, as by `if`; nothing where a function of torch's asks."""
+    """The place outside of torch that asks directly, as by `if`; empty where a function of torch asks."""
     while frame is not None and frame.f_code.co_name in ("guard_bool", "bool_", "__bool__"):
         frame = frame.f_back
     return "" if frame is None or frame.f_code.co_filename.startswith(_NOT_USERS) else _place(frame)

@@ -1,12 +1,12 @@
-"""The code that a forward pass runs through: what a program may depend on besides its model's classes and values.
+"""The code that a forward pass runs: program dependences besides the classes and values of the model.
 
     code = forward_code(model, batch)
     code.words()     ->  "net.py, helper.py, transformers 5.1.0"
     code.lines()     ->  what goes into a key: equal while the same code would run
 
-Files count by their bytes, those of installed packages also by the package's version; code without a file, as of a
-notebook, by its instructions and constants. Of the global names that a function of the user's uses, plain values and
-tensors count too. torch and Python itself are known by their versions.
+Files count by their bytes, those of installed packages also by version; code without a file, as in a notebook, by its
+instructions and constants. Plain values and tensors among the globals of a user's function count too. Versions stand
+for torch and Python.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class ForwardCode:
     values: tuple[str, ...]
 
     def lines(self) -> tuple[str, ...]:
-        """The same for the same code, wherever it lies."""
+        """Lines that are equal for the same code, wherever its files lie."""
         files = sorted(f"file {path.name} {digest}" for path, digest in self.files.items())
         return (*files, *(f"package {name} {version}" for name, version in self.packages.items()), *self.values)
 
     def words(self) -> str:
-        """What was found, for the user."""
+        """The code in words for the user."""
         own = sorted(path.name for path in self.files if not is_installed(path))
         shown = [*own[:_MOST_NAMES], *([f"{len(own) - _MOST_NAMES} more files"] if len(own) > _MOST_NAMES else [])]
         return ", ".join([*shown, *(f"{name} {version}" for name, version in self.packages.items())]) or "torch alone"
 
 
 def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> ForwardCode:
-    """Run the model once on a batch and look at what runs. A forward pass that fails is looked at as far as it comes:
-    whoever captures it says what is wrong."""
-    found: dict[tuple[int, str, CodeType], dict[str, Any]] = {}  # Code of two files may be equal.
+    """Run the model once on a batch and collect the code that runs. A failing forward pass is collected up to the
+    failure, which the capture reports."""
+    found: dict[tuple[int, str, CodeType], dict[str, Any]] = {}  # two files may have equal code
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
@@ -75,7 +75,7 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collecting garbage may run code of anybody's, at any moment."""
+    """Disable garbage collection, which may run arbitrary code at any moment."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -105,19 +105,19 @@ def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCo
 
 
 def _is_known(path: Path, names: Mapping[str, Any]) -> bool:
-    """Whether it is torch's or Python's own: versions stand for those."""
+    """Whether a file is part of torch or Python, which versions identify."""
     top = str(names.get("__name__", "")).split(".")[0]
     library = Path(sysconfig.get_paths()["stdlib"])
     return top == "torch" or str(path).startswith("<frozen") or (library in path.parents and not is_installed(path))
 
 
 def is_installed(path: Path | str) -> bool:
-    """Whether a file is that of an installed package."""
+    """Whether a file belongs to an installed package."""
     return any(part in _INSTALLED for part in Path(path).parts)
 
 
 def is_library(module: str | None, besides: tuple[str, ...] = ()) -> bool:
-    """Whether a module of this name is torch's, NumPy's or Python's own, and its top package is none of `besides`."""
+    """Whether a module belongs to torch, NumPy or Python, and its top package is not in `besides`."""
     top = str(module).split(".")[0]
     return module is None or (top not in besides and (top in ("torch", "numpy") or top in sys.stdlib_module_names))
 
@@ -139,7 +139,7 @@ def _version(name: str) -> str:
 
 
 def _instructions(code: CodeType) -> str:
-    """A digest of what code does, its inner functions' included."""
+    """A digest of code and its inner functions."""
     digest = hashlib.sha256(code.co_code + repr(code.co_names).encode())
     for constant in code.co_consts:
         digest.update((_instructions(constant) if isinstance(constant, CodeType) else repr(constant)).encode())

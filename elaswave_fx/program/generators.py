@@ -1,10 +1,10 @@
-"""Generators of Python and NumPy: their states, and states from which they draw the least or the most.
+"""Generators of Python and NumPy: their states, and states that draw the least or the most.
 
     steer(PYTHONS, "lowest")    ->  random.random() is 0.0
     steer(NUMPYS, "highest")    ->  np.random.rand() is 1 - 2**-53
     steer(PYTHONS, "seed 3")    ->  as after random.seed(3)
 
-A branch that is taken once in a thousand draws is taken by one of them.
+At least one of them takes a branch that is taken once in a thousand draws.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PYTHONS: random.Random = random._inst  # type: ignore[attr-defined]
 NUMPYS: np.random.RandomState = np.random.mtrand._rand  # type: ignore[attr-defined]
 """The generator behind the functions of `numpy.random`."""
 DRAWS = ("lowest", "highest", "seed 1", "seed 2", "seed 3", "seed 4")
-"""What a generator can be made to draw."""
+"""Draws that a generator can be set to."""
 
 _WORDS = 624
 _EXTREME = 256
-"""How many words are the least or the most: the others end loops that wait for another draw."""
+"""Number of least or most words; the following ones end loops that wait for another draw."""
 
 
 def is_generator(value: Any) -> bool:
@@ -32,7 +32,7 @@ def is_generator(value: Any) -> bool:
 
 
 def can_be_steered(value: Any) -> bool:
-    """False for a generator with another algorithm than the Mersenne Twister: no state of it draws what one wants."""
+    """False for algorithms other than the Mersenne Twister, which cannot be set to given draws."""
     if isinstance(value, (np.random.Generator, random.SystemRandom)):
         return False
     return not isinstance(value, np.random.RandomState) or generator_state(value)[0] == "MT19937"
@@ -56,7 +56,6 @@ def set_generator_state(generator: Any, state: Any) -> None:
 
 
 def steer(generator: Any, draws: str) -> None:
-    """Set a generator to draw one of DRAWS."""
     words = _words(draws)
     if isinstance(generator, np.random.RandomState):
         generator.set_state(("MT19937", np.array(words, dtype=np.uint32), 0, 0, 0.0))

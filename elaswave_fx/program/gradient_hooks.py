@@ -1,4 +1,4 @@
-"""Hooks on gradients: a captured program has none, so those that would change something are refused by name.
+"""Hooks on gradients: a captured program has none, so hooks that would change something are refused by name.
 
 weight.register_post_accumulate_grad_hook(step_at_once)     -> CaptureError, it would never be called
 h.register_hook(lambda g: g.clamp(-1, 1))                   -> CaptureError, also where no gradient is that large
@@ -42,7 +42,7 @@ def refuse_hooks_after_accumulation(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
-    """Raise CaptureError at the end when a hook that ran inside has changed a gradient, however little."""
+    """Raise CaptureError on exit if a hook that ran inside has changed a gradient, however little."""
     changing: list[Callable[..., Any]] = []
 
     def watched(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
     get_node: Any = torch.Tensor.grad_fn.__get__  # type: ignore[attr-defined]
 
     class Nodes(TorchFunctionMode):
-        """What forward asks for as a tensor's grad_fn takes watched hooks."""
+        """Hands watched nodes to forward where it reads a tensor's grad_fn."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             found = func(*args, **(kwargs or {}))
@@ -98,7 +98,7 @@ class _WatchedNode:
         return self._node == (other._node if isinstance(other, _WatchedNode) else other)
 
     def __hash__(self) -> int:
-        return hash(self._node)  # Whoever walks the graph meets a node again.
+        return hash(self._node)  # a walk of the graph meets a node again
 
     @property
     def next_functions(self) -> Any:
@@ -121,7 +121,7 @@ def _hooks_of(model: nn.Module) -> Iterator[MutableMapping[int, Callable[..., An
 
 
 def _words(hook: Any) -> str:
-    """A function's name and where it is written."""
+    """A function's name and its location."""
     code = getattr(hook, "__code__", None)
     name = getattr(hook, "__qualname__", type(hook).__name__)
     return f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code is not None else name

@@ -1,12 +1,12 @@
-"""What Python holds for a model: attributes of its modules and their classes, what those hold in turn, variables of
-functions and globals that its code names, and the generators of `random` and NumPy.
+"""Python state of a model: attributes of its modules and their classes, nested values, closure variables, globals that
+its code names, and the generators of `random` and NumPy.
 
     held = HeldState(model)
     model(**batch)
     held.changes()      ->  [Slot("calls", of "layers.0", before=0, after=1)]
     held.restore()      ->  as it was, by the same objects
 
-Parameters, buffers and torch's generator are somebody else's.
+Parameters, buffers and torch's generator are not included.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from elaswave_fx.program.generators import NUMPYS, PYTHONS, is_generator
 
 _MOST = 200_000
 _WALKED = ("_thread", "argparse", "collections", "functools", "queue", "types", "weakref")
-"""Python's own modules of which objects are looked into; those of others hold nothing of a model's."""
+"""Python's own modules whose objects are searched; objects of other standard modules hold no model state."""
 
 
 @contextmanager
 def python_state_kept(model: nn.Module) -> Iterator[None]:
-    """What Python holds for the model as it was, and as it is again afterwards."""
+    """Restore the model's Python state afterwards."""
     held = HeldState(model)
     try:
         yield
@@ -60,7 +60,7 @@ def python_state_kept(model: nn.Module) -> Iterator[None]:
 
 
 class HeldState:
-    """A snapshot, taken when it is made."""
+    """A snapshot, taken on construction."""
 
     def __init__(self, model: nn.Module) -> None:
         self.containers: dict[int, Container] = {}
@@ -68,11 +68,11 @@ class HeldState:
         self._known = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._waiting: list[tuple[Any, str, Home]] = []
         self.functions: list[FunctionType] = []
-        """Functions that forward may run through, outside of torch and Python."""
+        """Functions that forward may run, outside of torch and Python."""
         self._walk(model)
 
     def changes(self) -> list[Slot]:
-        """What differs from the snapshot, by value."""
+        """Differences from the snapshot, by value."""
         return [slot for container in self.containers.values() for slot in changes_of(container)]
 
     def restore(self) -> None:
@@ -145,7 +145,7 @@ class HeldState:
             self._add(Attributes(value, path, home))
 
     def _function(self, function: FunctionType) -> None:
-        """Variables around a function, its defaults, and, if it is the user's, globals that it names."""
+        """Note closure variables, defaults, and, for a user's function, the globals that it names."""
         if id(function) in self.containers or is_library(function.__module__):
             return
         self.functions.append(function)
@@ -169,7 +169,7 @@ class HeldState:
                 self._class(value)
 
     def _namespace(self, space: dict[str, Any], names: frozenset[str]) -> None:
-        """Some of a module's globals, each a slot of its own."""
+        """Note some of a module's globals, each as a separate slot."""
         for name in names & space.keys():
             value = space[name]
             if not isinstance(value, (ModuleType, type)):
@@ -183,7 +183,7 @@ class HeldState:
 
 
 def names_of(code: CodeType) -> Iterator[str]:
-    """The globals and attributes that code names, its inner functions' included."""
+    """Globals and attributes named by code and its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

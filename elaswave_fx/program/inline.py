@@ -1,6 +1,6 @@
-"""Inlining: the higher-order wrappers that an export leaves around parts of the forward pass.
+"""Inlining of the higher-order wrappers that an export leaves around parts of the forward pass.
 
-A body keeps what its wrapper meant:
+A body keeps the effect of its wrapper:
 
     before: wrap_with_set_grad_enabled(False, body, x);  after: y = body's calls on detach(x)
 """
@@ -19,10 +19,8 @@ _GRAD_MODE, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 
 
 def inline_grad_modes(module: fx.GraphModule) -> None:
-    """Replace torch.no_grad() and its like by calls on detached arguments.
-
-    This is done before decompositions, which lose the mode around a body that changes a buffer.
-    """
+    """Replace torch.no_grad() and similar modes by calls on detached arguments. This comes before decompositions, which
+    lose the mode around a body that changes a buffer."""
     for node in [node for node in calls(module.graph) if _name(node) in (_GRAD_MODE, _AUTOCAST)]:
         body = _body(module, node)
         for taken, given in zip(placeholders(body.graph), node.args[_position(node) + 1 :], strict=True):
@@ -34,10 +32,8 @@ def inline_grad_modes(module: fx.GraphModule) -> None:
 
 
 def inline_autocast(module: fx.GraphModule) -> None:
-    """Replace wrap_with_autocast by its body, in which casts are calls since the decompositions.
-
-    This is done on the captured graph while it still owns the bodies, before anything is copied.
-    """
+    """Replace wrap_with_autocast by its body, in which casts are calls since the decompositions. This works on the
+    captured graph while it still owns the bodies, before any copy."""
     for node in [node for node in calls(module.graph) if _name(node) == _AUTOCAST]:
         body = _body(module, node)
         inline_autocast(body)
@@ -91,7 +87,7 @@ def _is_float(node: Any) -> bool:
 
 
 def refuse_control_flow(graph: fx.Graph) -> None:
-    """Raise CaptureError for what cannot be inlined: a branch or a loop that the data decides on."""
+    """Raise CaptureError for control flow that cannot be inlined: branches and loops that depend on data."""
     for node in calls(graph):
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(

@@ -1,4 +1,4 @@
-"""Units run one after the other, as interpreted graphs: what analyses and checks compare with."""
+"""Interpreted execution of a program's units in sequence, as the reference of analyses and checks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ Graph = tuple[fx.GraphModule, Sequence[Result]]
 def interpret_units(
     program: Program, state: Tensors, batch: Tensors, keys: torch.Tensor, graph_of: Callable[[Unit], Graph]
 ) -> dict[str, torch.Tensor]:
-    """What the graphs of a program's units give, by name; "loss" and "count" among it. `keys` int64 [samples] serve
-    every unit alike."""
+    """Outputs of the units' graphs by name, including "loss" and "count". `keys` int64 [samples] serve every unit."""
     found: dict[str, torch.Tensor] = {}
     invariants = _invariants(program, state)
     for unit in program.units:

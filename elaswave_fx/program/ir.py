@@ -1,7 +1,7 @@
 """The program: one functional ATen graph and the schema of everything attached to it.
 
-Job: hold what is computed, and nothing of who computes it. A `Program` is treated as a value: a pass copies it,
-changes the copy, and returns it. Node metadata is read and written only through the accessors of this file.
+It holds what is computed, never where. A `Program` is treated as a value: a pass copies it, changes the copy, and
+returns it. Node metadata is read and written only through the accessors of this file.
 
     graph:   p_weight, input_ids, labels -> embedding -> ... -> (loss sum, count, new running mean)
     sources: p_weight = Source(PARAM, "head.weight"), input_ids = Source(INPUT, "input_ids"), ...
@@ -27,7 +27,7 @@ from elaswave_fx.errors import CaptureError
 
 
 class Role(StrEnum):
-    """Where a graph input comes from."""
+    """Origin of a graph input."""
 
     PARAM = "param"
     BUFFER = "buffer"
@@ -39,7 +39,7 @@ class Role(StrEnum):
 
 
 class ResultKind(StrEnum):
-    """What a graph output means."""
+    """Meaning of a graph output."""
 
     LOSS = "loss"
     COUNT = "count"
@@ -90,7 +90,7 @@ class ParamSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class SampleAxis:
-    """Where the samples lie: dimension `axis` has size outer * batch * period, indices in this order.
+    """Position of the samples: dimension `axis` has size outer * batch * period, indices in this order.
 
     Mostly `outer` is 1, and a run of samples is one slice. It is more where dimensions before the samples were
     flattened into theirs, as in a view of [64, batch, 8] as [64 * batch, 8].
@@ -138,7 +138,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Unit:
-    """The smallest movable piece: a forward graph, where its inputs come from, what its outputs are.
+    """The smallest movable piece: a forward graph, bindings of its inputs, and its outputs.
 
     `kind` is the structural hash: units of one kind share derivative, lowered code and measured cost.
     """
@@ -154,8 +154,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Example:
-    """What a model was captured with, for analyses that run the program: parameters and buffers by their first names,
-    inputs [samples, ...] by name, at least two granules of them, and granules of other samples."""
+    """The capture's example, for analyses that run the program: parameters and buffers by their first names, inputs
+    [samples, ...] by name, at least two granules of them, and granules of other samples."""
 
     state: Mapping[str, torch.Tensor]
     batch: Mapping[str, torch.Tensor]
@@ -187,11 +187,11 @@ class Program:
     invariants: fx.GraphModule | None = None
     kinds: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """What is computed in another way than the model asks for, in words for its user."""
+    """Deviations from the computation that the model asks for, in words for its user."""
     fixed_by: str = ""
 
     def clone(self) -> Program:
-        """The same program with a graph of its own, for a pass to change."""
+        """The same program with its own graph, for a pass to change."""
         return replace(self, graph=copy_graph(self.graph))
 
     def as_read(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -200,7 +200,6 @@ class Program:
         return {name: tensor.to(specs[name].dtype) if name in specs else tensor for name, tensor in state.items()}
 
     def float_dtypes(self) -> set[torch.dtype]:
-        """The dtypes that the graph computes numbers in."""
         values = (tensor for node in self.graph.graph.nodes for tensor in tensors_in(value_of(node)))
         return {value.dtype for value in values if value.is_floating_point()}
 
@@ -220,7 +219,7 @@ def copy_graph(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def source_of(node: fx.Node) -> Source:
-    """Where a placeholder comes from."""
+    """The role and the logical name of a placeholder."""
     return node.meta["elaswave_source"]
 
 
@@ -234,15 +233,15 @@ def value_of(node: fx.Node) -> Any:
 
 
 def module_of(node: fx.Node) -> str:
-    """The path of the module that a node was captured from; for messages."""
+    """Path of the module from which a node was captured; for messages."""
     stack = node.meta.get("nn_module_stack") or {}
     entries = [str(entry[0]) for entry in stack.values() if isinstance(entry, tuple) and entry[0]]
-    # Tracing gives a node that belongs to no module the name of a private function.
+    # Tracing gives a node outside of any module the name of a private function.
     return entries[-1] if entries and not entries[-1].startswith("_empty_nn_module_stack") else "the model"
 
 
 def named_operator(message: str, graph: fx.Graph) -> str:
-    """ " at OPERATOR in MODULE" for the first operator of a graph that an error's message names; else nothing."""
+    """ " at OPERATOR in MODULE" for the first operator of a graph that an error's message names; else empty."""
     for node in calls(graph):
         if isinstance(node.target, torch._ops.OpOverload) and str(node.target).rsplit(".", 1)[0] in message:
             return f" at {node.target} in {module_of(node)}"
@@ -250,7 +249,7 @@ def named_operator(message: str, graph: fx.Graph) -> str:
 
 
 def unit_of(node: fx.Node) -> int | None:
-    """The unit that a node belongs to; None for what every unit makes for itself."""
+    """The unit of a node; None for nodes that every unit computes for itself."""
     return node.meta.get("elaswave_unit")
 
 
@@ -268,7 +267,7 @@ def set_flops(node: fx.Node, flops: float) -> None:
 
 
 def statistics_of(node: fx.Node) -> tuple[str, str] | None:
-    """The running mean and variance that stand in for batch statistics in evaluation."""
+    """The running mean and variance that replace batch statistics in evaluation."""
     return node.meta.get("elaswave_statistics")
 
 
@@ -277,7 +276,7 @@ def set_statistics(node: fx.Node, names: tuple[str, str]) -> None:
 
 
 def mean_of(node: fx.Node) -> float | None:
-    """The mean of a random draw that evaluation puts in its place; None for what evaluation draws too."""
+    """The mean that replaces a random draw in evaluation; None for draws that evaluation keeps."""
     return node.meta.get("elaswave_mean")
 
 
@@ -286,7 +285,7 @@ def set_mean(node: fx.Node, mean: float) -> None:
 
 
 def is_shuffled(node: fx.Node) -> bool:
-    """True for a value whose rows stand in an order that depends on the whole batch (set by find_couplings)."""
+    """Whether the row order of a value depends on the whole batch (set by find_couplings)."""
     return node.meta.get("elaswave_shuffled", False)
 
 
@@ -319,11 +318,11 @@ UNSET = (
     "aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_permuted", "aten.empty_strided",
     "aten.new_empty_strided",
 )  # fmt: skip
-"""Operators whose result holds whatever its memory did."""
+"""Operators whose result is uninitialized memory."""
 
 
 def is_aten(node: fx.Node, *names: str) -> bool:
-    """True for a call of one of these operators, written as `aten.mm` or `aten.add.Tensor`."""
+    """Whether a node calls one of these operators, written as `aten.mm` or `aten.add.Tensor`."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     full = str(node.target)
@@ -331,12 +330,12 @@ def is_aten(node: fx.Node, *names: str) -> bool:
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """True for a call that takes one result out of several."""
+    """Whether a call takes one result out of several."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
 def may_be_view(node: fx.Node) -> bool:
-    """True when a call's result may share memory with one of its arguments."""
+    """Whether a call's result may share memory with one of its arguments."""
     maker = node.args[0] if is_getitem(node) else node
     schema = getattr(maker.target, "_schema", None) if isinstance(maker, fx.Node) else None
     return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
@@ -350,13 +349,13 @@ def argument(node: fx.Node, name: str, default: Any = None) -> Any:
 
 
 def is_foreign(node: fx.Node) -> bool:
-    """True for a call of an operator that neither torch nor this library brings."""
+    """Whether a call's operator comes from neither torch nor this library."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prim", "prims", "elaswave")
 
 
 def draws_randomness(node: fx.Node) -> bool:
-    """True for an operator that draws from a hidden generator."""
+    """Whether an operator draws from a hidden generator."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     # Attention and recurrent layers carry the tag of randomness even when their dropout is zero.
@@ -366,10 +365,8 @@ def draws_randomness(node: fx.Node) -> bool:
 
 
 def fixed_size(size: Any) -> int:
-    """A size that is the same for every batch.
-
-    Raises CaptureError for one that is not: asking a symbolic size for its number would fix it for good.
-    """
+    """A size that is the same for every batch. Raise CaptureError for any other: converting a symbolic size to a number
+    would fix it for good."""
     if isinstance(size, torch.SymInt):
         raise CaptureError(f"model: a size depends on the number of samples ({size}) where it must not")
     return int(size)
@@ -385,9 +382,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def emit(graph: fx.Graph, target: Any, *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
-    """Add a call at the insertion point and work out its value from those of its arguments.
+    """Add a call at the insertion point and compute its value from those of its arguments.
 
-    `like` gives the new node the module path of another one, for messages.
+    `like`: the node whose module path the new node gets, for messages.
     """
     node = graph.call_function(target, args, kwargs)
     real_args, real_kwargs = fx.map_arg((args, kwargs), value_of)
@@ -400,7 +397,7 @@ def emit(graph: fx.Graph, target: Any, *args: Any, like: fx.Node | None = None, 
 
 @contextlib.contextmanager
 def symbolic_sizes(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Run calls on fake tensors of `mode` so that symbolic sizes stay symbolic.
+    """Keep symbolic sizes symbolic in calls on fake tensors of `mode`.
 
     Some of torch's composite operators, such as upsample_nearest2d.vec, are C++ that reads sizes as plain numbers and
     would fix the batch size for good; the Python dispatcher takes torch's Python versions of them.
@@ -410,7 +407,7 @@ def symbolic_sizes(mode: FakeTensorMode | None) -> Iterator[None]:
 
 
 def _fake_mode(graph: fx.Graph) -> FakeTensorMode | None:
-    """The mode that the graph's values belong to, so that calls without tensor arguments join it."""
+    """The mode of the graph's values, for calls without tensor arguments."""
     for node in graph.nodes:
         for tensor in tensors_in(value_of(node)):
             if isinstance(tensor, FakeTensor):

@@ -1,4 +1,4 @@
-"""Keyed random draws: the operators of the native library `elaswave`, and what passes need to know of them.
+"""Keyed random draws: the operators of the native library `elaswave`, and helpers of passes.
 
 This is the one module that loads the native library for its operators. A draw is a function of (seed, unit, op, global
 sample, element): `sample_keys` folds seed, unit and sample into one int64 per sample (Philox 4x32-10, Salmon et al.
@@ -34,17 +34,14 @@ def sample_keys(seed: int, first: int, count: int, unit: int) -> torch.Tensor:
 
 
 def is_draw(node: fx.Node) -> bool:
-    """True for a keyed random draw."""
     return is_aten(node, *DRAWS)
 
 
 def draws(graph: fx.Graph) -> list[fx.Node]:
-    """Every keyed draw of a graph, in order."""
     return [node for node in calls(graph) if is_draw(node)]
 
 
 def draw_index(node: fx.Node) -> int:
-    """The number of a draw among those of its unit."""
     return int(argument(node, "op"))
 
 

@@ -1,10 +1,10 @@
-"""Another moment: Python's clocks moved on, and other entropy from the system.
+"""Simulated later time: Python's clocks are advanced, and the system's entropy differs.
 
     with later(functions):
         model(**batch)      # time.time(), datetime.now() and os.urandom() answer something else, by whatever name
 
-`functions` are those that may run: names that they imported, as by `from time import monotonic`, are replaced too.
-Other threads have their own moment meanwhile: a rank's heartbeats go by these clocks.
+`functions`: functions that may run; clocks that they imported by name, as by `from time import monotonic`, are replaced
+too. Other threads keep their own time, as a rank's heartbeats use these clocks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _LaterDate(datetime.date):
 
 @contextlib.contextmanager
 def later(functions: Iterable[FunctionType]) -> Iterator[None]:
-    """Clocks and entropy replaced, in their modules and where functions name them."""
+    """Replace clocks and entropy, in their modules and where functions name them."""
     replaced = {id(old): new for old, new in _replacements()}
     with contextlib.ExitStack() as stack:
         for space in ({id(f.__globals__): f.__globals__ for f in functions} | _homes()).values():

@@ -1,11 +1,11 @@
-"""Values that calls in a row leave in one place, and what a call far later may leave there.
+"""Values that consecutive calls leave in one place, and extrapolations to a far later call.
 
     found = [(1, "warm"), (2, "warm"), (3, "warm")]
     counts(found)                               ->  True: a number in them goes on changing
     with_numbers(found, lambda n: n + 1000)     ->  (1003, "warm")
     grown([[0], [0, 1], [0, 1, 2]], 1000)       ->  [0, 1, 2, 2, …]
 
-Numbers are looked for in tuples, lists, dictionaries and objects with attributes, which may be made anew in every call.
+Numbers are searched in tuples, lists, dictionaries and objects with attributes, which every call may make anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elaswave_fx.program.forward_code import is_library
 
 _DEPTH = 4
 _MOST_PARTS = 64
-"""Of what has more, nothing is changed: tables are no counters."""
+"""Values with more parts stay unchanged: tables are not counters."""
 _SEQUENCES = (list, tuple, str, bytes)
 _WHOLE = (torch.Tensor, nn.Module, type, FunctionType, MethodType, ModuleType)
 Path = tuple[Any, ...]
@@ -33,23 +33,23 @@ Path = tuple[Any, ...]
 
 
 def counts(found: list[Any]) -> bool:
-    """Whether a number in these values goes on changing, and is no flag."""
+    """Whether a number in these values keeps changing, flags excluded."""
     return bool(_changing(found))
 
 
 def with_numbers(found: list[Any], change: Callable[[Any], Any]) -> Any:
-    """The last value, with those numbers changed that differ among the values."""
+    """The last value, with changed numbers where the values differ."""
     return with_changed(found[-1], _changing(found), change)
 
 
 def grows(found: list[Any]) -> bool:
-    """Whether these are sequences, each longer than the one before."""
+    """Whether these are sequences of growing length."""
     alike = isinstance(found[-1], _SEQUENCES) and len({type(each) for each in found}) == 1
     return alike and len(found[-1]) > len(found[-2])
 
 
 def grown(found: list[Any], by: int) -> Any:
-    """The last sequence, with its last element so many times more."""
+    """The last sequence, with its last element repeated `by` more times."""
     return found[-1] + found[-1][-1:] * by
 
 
@@ -59,7 +59,7 @@ def _changing(found: list[Any]) -> frozenset[Path]:
 
 
 def numbers_in(value: Any, path: Path = ()) -> dict[Path, Any]:
-    """Every number inside, small tensors and arrays included, by the keys that lead to it. Flags are none."""
+    """Every number inside, small tensors and arrays included, by its path. Flags are left out."""
     if isinstance(value, Number):
         return {} if isinstance(value, bool) else {path: value}
     if isinstance(value, torch.Tensor):
@@ -87,7 +87,7 @@ def _parts(value: Any, depth: int) -> Mapping[Any, Any]:
 
 
 def with_changed(value: Any, paths: frozenset[Path], change: Callable[[Any], Any], path: Path = ()) -> Any:
-    """The value with some numbers changed; whatever holds them is a copy."""
+    """The value with the numbers at `paths` changed; containers are copied."""
     if path in paths:
         return change(value)
     if not any(each[: len(path)] == path for each in paths):

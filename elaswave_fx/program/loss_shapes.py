@@ -1,5 +1,5 @@
-"""Shapes of losses that torch works out wrongly with a symbolic batch size: for some composite losses it calls Python
-references that read `reduction`, a number, as another argument, and take reduction="none" for a mean.
+"""Shapes of losses under a symbolic batch size. torch's Python references for some composite losses read `reduction`, a
+number, as another argument, and so take reduction="none" for a mean.
 
     with losses_by_their_kernels():
         exported.run_decompositions(…)      # nll_loss(scores, y, None, 0): [B], not []
@@ -23,7 +23,7 @@ _MISREAD = (
 
 @contextlib.contextmanager
 def losses_by_their_kernels() -> Iterator[None]:
-    """Have fake tensors run what these losses are composed of instead of their references."""
+    """Make fake tensors decompose these losses instead of calling their references."""
     with mock.patch.dict(decomposition_table):
         for operator in _MISREAD:
             decomposition_table.pop(operator, None)

@@ -1,4 +1,4 @@
-"""Operators that are not torch's: workers execute them, and have to import first what registers them.
+"""Operators from outside of torch: workers must import the modules that register them before executing.
 
 unit programs that call mine::swish, a model of class net.Net   ->   ("net",)
 """
@@ -15,14 +15,14 @@ _KNOWN = ("aten", "elaswave", "prim", "prims", "int", "float")
 
 
 def foreign_operators(artifact: Artifact) -> tuple[str, ...]:
-    """The operators that neither torch nor this library brings, in order of first use."""
+    """Operators from neither torch nor this library, in order of first use."""
     instructions = [entry for program in artifact.programs.values() for entry in program["instructions"]]
     return tuple(dict.fromkeys(e["op"] for e in instructions if e["op"].split("::")[0] not in _KNOWN))
 
 
 def defining_modules(artifact: Artifact, classes: Iterable[type]) -> tuple[str, ...]:
-    """The Python modules of `classes` (of a model's modules, a user's passes), if the programs call foreign operators:
-    what ran with these imported runs."""
+    """Python modules of `classes` (a model's modules, a user's passes), if the programs call foreign operators: these
+    imports are known to suffice."""
     if not foreign_operators(artifact):
         return ()
     names = dict.fromkeys(kind.__module__ for kind in classes)
@@ -30,7 +30,7 @@ def defining_modules(artifact: Artifact, classes: Iterable[type]) -> tuple[str, 
 
 
 def import_modules(artifact: Artifact) -> None:
-    """Import what `defining_modules` found. Raises ConfigError that names operator and module."""
+    """Import the modules of `defining_modules`. Raise ConfigError with the operator and the module on failure."""
     for name in artifact.modules:
         try:
             importlib.import_module(name)

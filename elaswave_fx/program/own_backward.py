@@ -1,7 +1,8 @@
-"""Is the backward of a model's own autograd.Function the derivative of its forward, far from the first samples too?
+"""Check that the backward of a user's autograd.Function is the derivative of its forward, also far from the first
+samples.
 
-What goes backward is derived from what forward calls. A Function may differ from it for large inputs or gradients
-alone, as the truncated exponential of radiance fields does: it is tried on numbers far from those of the first samples.
+The backward pass is derived from the calls of forward. A Function may differ from it only for large inputs or
+gradients, like the truncated exponential of radiance fields, so it is tried on scaled inputs.
 
     exp(x), with a gradient of exp(min(x, 15))  ->  CaptureError: the backward of TruncExp is not the derivative …
     x, with its gradient between -1 and 1       ->  CaptureError
@@ -24,10 +25,10 @@ from elaswave_fx.program.state_kept import SEED
 
 WAY_OUT = "write it with tensor operators and detach(), or as a torch.library.custom_op with register_autograd"
 _FACTORS = (1.0, -1.0, 1e-3, 4.0, -4.0, 16.0, -16.0, 64.0, -64.0, 1e3, -1e3)
-"""Of inputs."""
+"""Factors of inputs."""
 _TANGENTS = (1.0, 1e-4, 1e4)
 _TOLERANCE, _TOLERANCE_ROUNDED = 1e-4, 1e-2
-"""In double precision, and in that of the call."""
+"""Tolerances in double precision, and in the call's own precision."""
 _MOST_CALLS = 32
 
 
@@ -41,13 +42,13 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Calls with the same are tried once."""
+        """Key of equivalent calls, which are tried once."""
         shapes = [f"{arg.dtype}{tuple(arg.shape)}" if isinstance(arg, Tensor) else repr(arg) for arg in self.args]
         return f"{self.function.__qualname__}{shapes}{self.differentiated}"
 
 
 def own_functions(loss: Tensor) -> list[type[Function]]:
-    """The autograd.Functions, but for those of torch itself, whose backward a loss would go through."""
+    """The autograd.Functions on the backward path of a loss, without those of torch itself."""
     found: dict[type[Function], None] = {}
     seen, stack = set(), [loss.grad_fn]
     while stack:
@@ -64,7 +65,7 @@ def own_functions(loss: Tensor) -> list[type[Function]]:
 
 @contextlib.contextmanager
 def recorded_calls(functions: Sequence[type[Function]]) -> Iterator[dict[str, Call]]:
-    """The calls of these meanwhile. They are noted down in forward: `apply` may go by a name of its own."""
+    """Record calls of these functions. Forward records them, as `apply` may be aliased."""
     found: dict[str, Call] = {}
     with contextlib.ExitStack() as stack:
         for function in functions:
@@ -103,12 +104,12 @@ def refuse_other_backward(calls: Sequence[Call]) -> None:
 
 
 def _agrees(call: Call, factor: float, tangent: float) -> bool:
-    """Whether both ways give the same, wherever both give something finite; True if one of them fails."""
+    """Whether both ways agree wherever both are finite; True if one of them fails."""
     for dtype in (torch.float64, None):
         try:
             ours = _gradients(call, factor, tangent, dtype, by_forward=True)
             theirs = _gradients(call, factor, tangent, dtype, by_forward=False)
-        except Exception:  # noqa: BLE001  A Function may refuse such numbers, or their dtype, in any way.
+        except Exception:  # noqa: BLE001 - a Function may refuse such numbers, or their dtype, in any way
             continue
         rounds = dtype is None
         return all(_is_close(a, b, rounds) for a, b in zip(ours, theirs, strict=True))
@@ -137,7 +138,7 @@ def _gradients(
         if i in call.differentiated:
             near = 0.01 * torch.randn(arg.shape, generator=generator, dtype=torch.float64)  # away from kinks at 0
             leaves[i] = (factor * (args[i] + near.to(args[i].dtype))).requires_grad_()
-            args[i] = leaves[i].clone()  # A Function may write its argument.
+            args[i] = leaves[i].clone()  # a Function may write its argument
     torch.manual_seed(SEED)
     with torch.enable_grad():
         found = _forward(call.function, args) if by_forward else call.function.apply(*args)
@@ -153,7 +154,7 @@ def _gradients(
 
 
 def _forward(function: type[Function], args: Sequence[Any]) -> Any:
-    """What forward calls, recorded by autograd as any other code."""
+    """Forward's calls, recorded by autograd like any other code."""
     if _sets_up_apart(function):
         return function.forward(*args)
     return function.forward(_Context(len(args)), *args)
@@ -165,7 +166,7 @@ def _sets_up_apart(function: type[Function]) -> bool:
 
 
 class _Context:
-    """Stands for the `ctx` of a forward whose backward nobody calls."""
+    """Replacement of a forward's `ctx` whose backward is never called."""
 
     def __init__(self, arguments: int) -> None:
         self.needs_input_grad = (True,) * arguments

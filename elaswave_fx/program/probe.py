@@ -1,4 +1,4 @@
-"""Numbers that answer comparisons the other way round: where a program goes when a counter passes its threshold.
+"""Numbers with inverted comparisons: they show the behaviour of a program once a counter passes its threshold.
 
 calls = probe(1, Flips())
 calls < 60              ->  False at the first time in this place, True from then on
@@ -24,8 +24,8 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 class Flips:
-    """Which places have been answered wrongly. Only the first answer in a place is wrong: loops end. Code of torch and
-    Python is always told the truth: it checks its arguments."""
+    """Places that were answered wrongly. Only the first answer in a place is wrong, so that loops end. Code of torch
+    and Python always gets the true answer, as it checks its arguments."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[CodeType, int], None] = {}
@@ -40,7 +40,7 @@ class Flips:
         return not truth
 
     def take_back(self) -> None:
-        """Begin again, with the truth in the place that was answered wrongly last."""
+        """Reset, and answer truthfully in the place that was answered wrongly last."""
         self._true.update(list(self._seen)[-1:])
         self._seen.clear()
 
@@ -54,7 +54,7 @@ class _ProbeFloat(float):
 
 
 def probe(value: Any, flips: Flips) -> Any:
-    """A number that is `value` in all but comparisons, where that is one of Python's or NumPy's."""
+    """A number equal to `value` in all but comparisons, for numbers of Python and NumPy."""
     if not isinstance(value, Real):
         return value
     made = _ProbeInt(value) if isinstance(value, Integral) else _ProbeFloat(value)

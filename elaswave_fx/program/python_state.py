@@ -1,8 +1,8 @@
-"""What forward takes from Python is frozen by the capture: refuse a model whose forward changes it and depends on it.
+"""Refusal of models whose forward changes Python state and depends on it: a capture freezes that state.
 
-Attributes, globals and generators that a call changes are set to other values: those of later calls, numbers far away,
-comparisons answered the other way round, the lowest and highest draws. Where forward then computes something else, a
-program that is captured once would train something else.
+Attributes, globals and generators that a call changes are set to other values: those of later calls, distant numbers,
+inverted comparisons, the lowest and highest draws. If forward then computes something else, one captured program would
+train something else.
 
     self.calls += 1; loss + min(1.0, self.calls / 4) * penalty      ->  CaptureError: names calls, its class and line
     if random.random() < 0.05: skip the layer                       ->  CaptureError: names Python's generator
@@ -37,25 +37,25 @@ from elaswave_fx.program.probe import Flips, probe
 from elaswave_fx.program.state_kept import state_kept
 
 _STEPS = (*(2**power for power in range(21)), 1000, 1_000_003)
-"""How far a number is moved: the first power of two that is no less than `length` gets a counter into the next phase of
-`calls // length % phases`."""
+"""Distances by which a number is moved: the first power of two not below `length` moves a counter into the next phase
+of `calls // length % phases`."""
 _GROWTH = 1000
-"""By how many entries what grows is made to grow."""
+"""Entries added to growing containers."""
 _MOST_NAMED = 64
 _CALLS = 3
-"""So many calls in a row are compared; numbers beyond are none of theirs."""
+"""Consecutive calls that are compared; a number named in code counts as a milestone only beyond it."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _WRONG_ANSWERS = 4
-"""How many answers that make forward fail are taken back."""
+"""Bound of failing answers that are taken back."""
 
 Batch = Mapping[str, torch.Tensor]
 _Values = Mapping[Slot, list[Any]]
-"""Slots, with the values that calls in a row leave there."""
+"""Slots, with their values after consecutive calls."""
 _Test = Callable[[_Values], bool]
 
 
 def refuse_python_state(model: nn.Module, batch: Batch) -> None:
-    """Raise CaptureError when a forward pass changes what Python holds, and depends on it. All is put back."""
+    """Raise CaptureError if a forward pass changes Python state and depends on it. All state is restored."""
     held = HeldState(model)
     try:
         _Trial(model, batch, held).run()
@@ -64,7 +64,7 @@ def refuse_python_state(model: nn.Module, batch: Batch) -> None:
 
 
 class _Trial:
-    """Runs forward from changed states and compares what is computed with what the first call computes."""
+    """Runs forward from changed states and compares each computation with that of the first call."""
 
     def __init__(self, model: nn.Module, batch: Batch, held: HeldState) -> None:
         self.model = model
@@ -97,7 +97,7 @@ class _Trial:
                 raise CaptureError(self._refusal(_culprit(chosen, test)))
 
     def _tests(self, base: Computation) -> Iterator[tuple[_Test, Callable[[Slot, list[Any]], bool]]]:
-        """Ways to change slots, each with those that it is for."""
+        """Ways to change slots, each with the predicate of the slots it applies to."""
         differs = functools.partial(functools.partial, self._differs, base)
         for number in _named_numbers(self.held):
             yield differs(lambda slot, found, to=number: slot.put(with_numbers(found, lambda _: to - 1))), _counts
@@ -110,14 +110,14 @@ class _Trial:
             yield differs(lambda slot, _, to=draws: steer(slot.container.owner, to)), _draws
 
     def _record(self) -> Computation:
-        """One call, as of the first step of an epoch, after which parameters and buffers are as before."""
+        """Record a call as in the first step of an epoch, and restore parameters and buffers."""
         with state_kept(self.model):
             self.model.train()
             return record(self.model, self.batch, self.most)
 
     def _refuse_changes(self) -> None:
-        """Refuse what a second call changes, where calls cannot be compared. What fails without a recorder as well is
-        refused by the capture, which says why."""
+        """Refuse state that a second call changes, where calls cannot be compared. The capture refuses calls that also
+        fail without a recorder, and gives the reason."""
         self.held.restore()
         inputs = {name: tensor.clone() for name, tensor in self.batch.items()}
         changes: list[Slot] = []
@@ -130,7 +130,7 @@ class _Trial:
             raise CaptureError(self._refusal(changes[0]))
 
     def _refuse_other_sources(self, base: Computation) -> None:
-        """Refuse what computes something else from the same state: a clock counts, or the system's entropy."""
+        """Refuse a computation that differs from the same state: it uses a clock or the system's entropy."""
         self.held.restore()
         again = None
         # The user's code may fail in any way; it did not before.
@@ -145,7 +145,7 @@ class _Trial:
             )
 
     def _refuse_gradients(self, base: Computation) -> None:
-        """Refuse a forward pass that depends on the gradients of the step before."""
+        """Refuse a forward pass that depends on the gradients of the previous step."""
         readers = [function for function in self.held.functions if _names(function, "grad")]
         if not readers:
             return
@@ -159,7 +159,7 @@ class _Trial:
             )
 
     def _calls(self, base: Computation) -> tuple[dict[Slot, list[Any]], bool]:
-        """The slots that three calls in a row change, with the value after each; and whether a call computes something
+        """Slots that three consecutive calls change, with the value after each; and whether a call computes something
         else than the first."""
         self.held.restore()
         slots: dict[tuple[int, Any], Slot] = {}
@@ -182,16 +182,17 @@ class _Trial:
             return False
 
     def _differs(self, base: Computation, alter: Callable[[Slot, list[Any]], None], values: _Values) -> bool:
-        """Whether one of two calls from the altered state computes something else: some changes show a call later."""
+        """Whether one of two calls from the altered state computes something else: some changes take effect a call
+        later."""
         self.held.restore()
         for slot, found in values.items():
-            with contextlib.suppress(ValueError, OverflowError):  # More than its place can hold.
+            with contextlib.suppress(ValueError, OverflowError):  # the value exceeds the slot's range
                 alter(slot, found)
         return not (self._same(base) and self._same(base))
 
     def _differs_by_answers(self, base: Computation, values: _Values) -> bool:
-        """Whether something else is computed where comparisons with these numbers are answered the other way round.
-        An answer with which forward fails says nothing."""
+        """Whether inverted comparisons with these numbers change the computation. Answers that make forward fail are
+        ignored."""
         flips = Flips()
         for _ in range(_WRONG_ANSWERS):
             self.held.restore()
@@ -217,13 +218,13 @@ class _Trial:
 
 
 def _culprit(values: _Values, test: _Test) -> Slot:
-    """The first slot that makes the difference by itself; the first one if none does."""
+    """The first slot that makes the difference by itself; the first slot if none does."""
     alone = (slot for slot, found in values.items() if test({slot: found}))
     return next(alone, next(iter(values)))
 
 
 def _named_numbers(held: HeldState) -> list[int]:
-    """Numbers that code names, as milestones, in order: a counter may be looked up in a table of them."""
+    """Numbers that code names, in order, as possible milestones: a counter may be looked up in a table of them."""
     waiting: list[Any] = [function.__code__ for function in held.functions]
     waiting += [
         each for container in held.containers.values() for each in (*container.saved, *container.saved.values())
@@ -245,7 +246,7 @@ def _counts(slot: Slot, found: list[Any]) -> bool:
 
 
 def _gets_entries(slot: Slot, found: list[Any]) -> bool:
-    """Whether what holds the slot does. Libraries hook their modules in the first call, once and for all."""
+    """Whether the slot's container gets entries. Libraries hook their modules once, in the first call."""
     if slot.path.startswith(_HOOKS):
         return False
     return slot.before is ABSENT or (slot.key is None and len(found[-1]) > len(found[-2]))
@@ -264,7 +265,7 @@ def _draws(slot: Slot, _: list[Any]) -> bool:
 
 
 def _place(slot: Slot, functions: list[FunctionType]) -> str:
-    """ " in Net.forward, line 12 of net.py (self.calls += 1)": where code changes a slot, or names it; else nothing."""
+    """ " in Net.forward, line 12 of net.py (self.calls += 1)": where code changes a slot, or names it; else empty."""
     owner = slot.container.home.owner
     if isinstance(owner, nn.Module):
         own = {kind.__module__ for kind in type(owner).__mro__}
@@ -294,7 +295,7 @@ def _names(function: FunctionType, name: str) -> bool:
 
 @contextlib.contextmanager
 def _gradients_given(model: nn.Module) -> Iterator[None]:
-    """Parameters have gradients, as after a step."""
+    """Give parameters gradients, as after a step."""
     before = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in before:
         parameter.grad = torch.ones_like(parameter)

@@ -1,9 +1,9 @@
-"""Recurrent modules called layer by layer while a model is captured, with the dropout between their layers.
+"""Recurrent modules called layer by layer during a capture, with the dropout between their layers.
 
     nn.LSTM(…, num_layers=2, dropout=0.5)  ->  lstm of layer 0, aten.dropout, lstm of layer 1
 
-torch writes out the operator of all layers as steps of a sequence, and loses the dropout between layers on the way
-(torch/_decomp/decompositions.py, `_rnn_helper`, of 2.13). Draws are those of the operator: of `[time, batch, width]`.
+torch decomposes the operator of all layers into steps of a sequence, and loses the dropout between layers
+(torch/_decomp/decompositions.py, `_rnn_helper`, of 2.13). Draws have the operator's shape: `[time, batch, width]`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 @contextlib.contextmanager
 def layers_apart() -> Iterator[None]:
-    """Call recurrent operators that drop values between their layers once for each layer meanwhile."""
+    """Call recurrent operators with dropout between layers once for each layer."""
     with contextlib.ExitStack() as stack:
         for name in _NAMES:
             stack.enter_context(mock.patch.object(_VF, name, _apart(getattr(_VF, name))))
@@ -30,7 +30,7 @@ def layers_apart() -> Iterator[None]:
 
 def _apart(operator: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        # Of packed sequences, the second argument is the sizes of the batches.
+        # For packed sequences, the second argument is the sizes of the batches.
         if isinstance(args[3], bool) and args[4] > 1 and args[5] > 0.0 and args[6]:
             return _layer_by_layer(operator, *args)
         return operator(*args)
@@ -42,7 +42,7 @@ def _layer_by_layer(
     operator: Callable[..., Any], x: Tensor, hidden: Tensor | Sequence[Tensor], weights: Sequence[Tensor],
     has_biases: bool, layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """As the operator of these arguments: the values of the last layer, then the last states of all layers."""
+    """The operator's outputs: the values of the last layer, then the last states of all layers."""
     of_layer, directions = len(weights) // layers, 2 if bidirectional else 1
     x = x.transpose(0, 1) if batch_first else x
     last: list[Sequence[Tensor]] = []

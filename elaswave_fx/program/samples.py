@@ -1,8 +1,8 @@
-"""Where samples lie in every value.
+"""The position of the samples in every value.
 
-The symbolic batch size B of the export marks the dimensions that hold samples: those whose size is a multiple of B. The
-multiple alone does not say in which order samples and the rest lie, so the order is followed from the inputs through
-views; what has no rule keeps the order of its arguments.
+The symbolic batch size B of the export marks the dimensions that hold samples: their size is a multiple of B. The
+multiple alone does not give the order of samples within the dimension, so the order is followed from the inputs through
+views; operators without a rule keep the order of their arguments.
 
     input_ids [B, 64]                    -> axis 0
     view [B, 64, 8] to [64*B, 8]         -> axis 0, period 64: the rows of a sample are neighbours
@@ -71,7 +71,7 @@ def sized_axis(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> tuple[int, 
 
 
 def fixed_shape(tensor: torch.Tensor, symbol: sympy.Symbol | None, batch: int) -> tuple[int, ...]:
-    """The shape for a batch of so many samples."""
+    """The shape for a batch of `batch` samples."""
     return tuple(
         int(size.node.expr.subs(symbol, batch)) if isinstance(size, torch.SymInt) else size for size in tensor.shape
     )
@@ -83,7 +83,7 @@ def _data_dependent(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> bool:
 
 
 class SampleAxes:
-    """The answer for every tensor of a program; see `locate_samples`."""
+    """Sample axes of all tensors of a program; see `locate_samples`."""
 
     def __init__(self, symbol: sympy.Symbol | None) -> None:
         self.symbol = symbol
@@ -91,11 +91,11 @@ class SampleAxes:
         self._mixed: set[fx.Node] = set()
 
     def of(self, node: fx.Node) -> SampleAxis | None:
-        """Where samples lie in the tensor of `node`; None when it holds none, or mixes them."""
+        """The sample axis of the tensor of `node`; None when it holds no samples, or mixes them."""
         return self._axes.get(node)
 
     def mixed(self, node: fx.Node) -> bool:
-        """True for a tensor whose size depends on the batch or on data, but not as samples along one dimension."""
+        """Whether a tensor's size depends on the batch or on data, but not as samples along one dimension."""
         return node in self._mixed
 
     def sliceable(self, node: fx.Node) -> SampleAxis | None:
@@ -104,11 +104,11 @@ class SampleAxes:
         return axis if axis is not None and axis.outer == 1 else None
 
     def data_dependent(self, node: fx.Node) -> bool:
-        """True for a tensor whose size depends on data, as that of nonzero() does."""
+        """Whether a tensor's size depends on data, as that of nonzero() does."""
         return any(_data_dependent(tensor, self.symbol) for tensor in tensors_in(value_of(node)))
 
     def note(self, node: fx.Node) -> None:
-        """Work out one node after those it reads."""
+        """Compute the axis of a node whose inputs are known."""
         value = value_of(node)
         if not isinstance(value, torch.Tensor):
             return
@@ -124,7 +124,7 @@ class SampleAxes:
             self._axes[node] = found
 
     def copy(self, old: fx.Node, new: fx.Node) -> None:
-        """Note that `new` holds samples as `old` does."""
+        """Record that `new` holds samples as `old` does."""
         if old in self._axes:
             self._axes[new] = self._axes[old]
         elif old in self._mixed:
@@ -146,13 +146,13 @@ class SampleAxes:
         return SampleAxis(dim, period, outer)
 
     def _inputs(self, node: fx.Node) -> list[SampleAxis]:
-        """The axes of what a node is made of; an element of a tuple is made of what the tuple is made of."""
+        """Sample axes of a node's inputs; an element of a tuple has those of the tuple's inputs."""
         if is_getitem(node):
             return self._inputs(node.args[0])  # type: ignore[arg-type]
         return [self._axes[source] for source in node.all_input_nodes if source in self._axes]
 
     def _reshaped(self, source: fx.Node, result: torch.Tensor, dim: int, factor: int) -> SampleAxis | None:
-        """Row-major order is kept: as many elements lie before the sample index as before."""
+        """The axis of a reshaped tensor: row-major order keeps the number of elements before the sample index."""
         axis = self._axes.get(source)
         if axis is None:
             return None
@@ -162,7 +162,7 @@ class SampleAxes:
         return None if rest or outer == 0 or factor % outer else SampleAxis(dim, factor // outer, outer)
 
     def _repeated(self, inputs: list[SampleAxis], dim: int, factor: int) -> SampleAxis | None:
-        """Copies or parts that stand one after the other along the sample axis: their number is a new outer index."""
+        """The axis of copies or parts concatenated along the sample axis: their number is a new outer index."""
         if not inputs:
             return SampleAxis(dim, factor)
         if len(set(inputs)) != 1:
@@ -174,7 +174,7 @@ class SampleAxes:
 
 
 def locate_samples(program: Program) -> SampleAxes:
-    """Where samples lie in every tensor of a program's graph."""
+    """Sample axes of every tensor of a program's graph."""
     axes = SampleAxes(batch_symbol(program))
     for node in program.graph.graph.nodes:
         if node.op in ("placeholder", "call_function"):
@@ -188,6 +188,6 @@ def per_sample_shape(tensor: torch.Tensor, axis: SampleAxis) -> tuple[int, ...]:
 
 
 def split_samples(tensor: torch.Tensor, axis: SampleAxis) -> torch.Tensor:
-    """A view with a dimension for the samples alone: [..., outer, samples, period, ...]."""
+    """A view with a separate dimension for the samples: [..., outer, samples, period, ...]."""
     samples = tensor.shape[axis.axis] // (axis.outer * axis.period)
     return tensor.unflatten(axis.axis, (axis.outer, samples, axis.period))

@@ -1,4 +1,4 @@
-"""Parameters that share memory: two of them, or one with itself. Training would take them for different ones.
+"""Parameters that share memory, with each other or within themselves. Training would treat them as separate.
 
 head.weight = embed.weight                  one parameter under two names: fine
 head.weight = nn.Parameter(embed.weight)    two parameters, one storage: an update of one would have to reach both
@@ -17,8 +17,8 @@ from elaswave_fx.errors import CaptureError
 
 
 def refuse_shared_storage(model: nn.Module) -> None:
-    """Raise CaptureError for a trained parameter that has memory in common with another tensor of the model, or with
-    itself. One parameter under two names is no such thing."""
+    """Raise CaptureError for a trained parameter that shares memory with another tensor of the model, or within itself.
+    One parameter under two names is allowed."""
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     named = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in named:
@@ -43,8 +43,8 @@ def refuse_shared_storage(model: nn.Module) -> None:
 
 
 def refuse_other_name(model: nn.Module, constant: torch.Tensor) -> None:
-    """Raise CaptureError for a constant of forward that is a parameter or buffer under a name of Python's: it would
-    stay as it is, and has no gradient."""
+    """Raise CaptureError for a constant of forward that aliases a parameter or buffer: it would stay constant, and has
+    no gradient."""
     if constant.layout != torch.strided or not constant.numel():
         return
     place = constant.untyped_storage().data_ptr()
@@ -61,7 +61,7 @@ def refuse_other_name(model: nn.Module, constant: torch.Tensor) -> None:
 def _of_one_storage(
     named: list[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[tuple[str, torch.Tensor], tuple[str, torch.Tensor]]]:
-    """Pairs of different tensors that lie in one storage."""
+    """Pairs of different tensors in one storage."""
     by_storage: dict[int, dict[int, tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
         if tensor.layout == torch.strided and tensor.numel() and tensor.untyped_storage().data_ptr():
@@ -71,14 +71,14 @@ def _of_one_storage(
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first byte of its storage that a tensor has, and the one after the last."""
+    """First and last + 1 byte of a tensor in its storage."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     first = int(tensor.storage_offset()) * tensor.itemsize
     return first, first + int(last + 1) * tensor.itemsize
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have an element in common; parts of a chunk() lie between each other."""
+    """Whether two tensors of one storage share an element; parts of a chunk() interleave."""
     (lo, hi), (other_lo, other_hi) = _extent(one), _extent(other)
     if hi <= other_lo or other_hi <= lo:
         return False

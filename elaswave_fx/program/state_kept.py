@@ -1,4 +1,4 @@
-"""A model's state around a trial of its forward pass: afterwards it is as it was before."""
+"""Restoration of a model's state after a trial of its forward pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 SEED = 0x5DEECE66D
-"""Of trials: none that a model would set by itself, which hides that it draws the same in every step."""
+"""Seed of trials. A model is unlikely to set the same one, which would hide that it draws the same in every step."""
 
 
 @contextlib.contextmanager
 def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Parameters and buffers by name as they were, and as they are again afterwards."""
+    """Yield parameters and buffers by name, and restore them afterwards."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     before = {name: tensor.detach().clone() for name, tensor in (*parameters.items(), *buffers.items())}
     registered = [(module, dict(module._buffers)) for module in model.modules()]
@@ -25,11 +25,11 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
             for (
                 name,
                 tensor,
-            ) in own.items():  # Forward may have assigned other tensors; scripted modules have no update().
+            ) in own.items():  # forward may have assigned other tensors; scripted modules have no update()
                 module._buffers[name] = tensor
         with torch.no_grad():
             for name, tensor in (*parameters.items(), *buffers.items()):
                 tensor.copy_(before[name])
         for tensor in buffers.values():
-            if not tensor.is_leaf:  # It was updated from what has a gradient.
+            if not tensor.is_leaf:  # it was updated from a tensor with a gradient
                 tensor.detach_()

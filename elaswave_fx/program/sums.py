@@ -1,4 +1,4 @@
-"""Do numbers of the parts of a batch add up to those of the whole? For loss and count, and for gradients by parameter.
+"""Whether numbers of the parts of a batch add up to those of the whole: loss and count, and gradients by parameter.
 
 sum_holds(3.0, 1.0, 2.0, 1e-3)                                        ->  True
 not_summed(({"w": whole}, {"w": head}, {"w": tail}), 1e-3, 1e-2)      ->  ["w"], where head + tail is not whole
@@ -17,7 +17,7 @@ Gradients = Mapping[str, torch.Tensor]
 def sum_holds(whole: float, head: float, tail: float, tolerance: float) -> bool:
     """Whether `whole` is `head + tail`; `tolerance` is relative to the largest of them."""
     if not (math.isfinite(whole) and math.isfinite(head + tail)):
-        return math.isfinite(whole) == math.isfinite(head + tail)  # A part may have nothing to divide by.
+        return math.isfinite(whole) == math.isfinite(head + tail)  # a part may have nothing to divide by
     return abs(head + tail - whole) <= tolerance * max(abs(whole), abs(head), abs(tail))
 
 
@@ -26,7 +26,7 @@ def not_summed(gradients: Sequence[Gradients], tolerance: float, least: float) -
 
     Args:
         gradients: of the whole, the head and the tail.
-        least: of the largest gradient; what is below it is rounding.
+        least: fraction of the largest gradient, below which differences are rounding.
     """
     largest = max((_largest(gradient) for each in gradients for gradient in each.values()), default=0.0)
     found = []
@@ -40,7 +40,6 @@ def not_summed(gradients: Sequence[Gradients], tolerance: float, least: float) -
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """The largest finite element."""
     if not tensor.numel():
         return 0.0
     largest = float(tensor.abs().max())

@@ -62,7 +62,7 @@ def _arguments(node: fx.Node, names: dict[fx.Node, str]) -> str:
 
 
 def program_text(program: Program) -> str:
-    """Units in order: what they read, what they give, and the graph of every distinct kind once."""
+    """Units in order: their inputs and outputs, and the graph of every distinct kind once."""
     kinds = {unit.kind for unit in program.units}
     lines = [f"program: {len(program.units)} units of {len(kinds)} kinds, granule {program.granule}"]
     if program.batch_coupled:

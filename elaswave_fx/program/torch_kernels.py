@@ -1,6 +1,6 @@
-"""Kernels for tensors without data that torch lacks, or that read the batch size as a plain number.
+"""Kernels for tensors without data that torch lacks, or whose own kernels read the batch size as a plain number.
 
-Tracing works out shapes with them; what runs later are torch's own kernels. Importing this module registers them.
+Tracing computes shapes with them; execution uses torch's own kernels. Importing this module registers them.
 
     _upsample_bicubic2d_aa_backward     -> no shapes for symbolic sizes (bilinear and lanczos have them)
     take_along_dim                      -> C++ that broadcasts to plain numbers
@@ -20,7 +20,7 @@ _Key = torch._C.DispatchKey
 
 
 def _register(operator: Any, key: Any, kernel: Callable[..., Any]) -> None:
-    """Give an operator a kernel, unless another part of torch that was imported has given it one."""
+    """Register a kernel for an operator, unless an imported part of torch has registered one."""
     if key not in operator.py_kernels:
         operator.py_impl(key)(kernel)
 

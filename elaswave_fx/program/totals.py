@@ -1,10 +1,10 @@
-"""What a model does with sums over samples on their way to loss and count: only what is linear keeps them sums.
+"""Use of sums over samples on their way to loss and count: only linear operations keep them sums.
 
     l.sum() * 0.5 + 0.1 * kl.sum()              ->  nothing
     w.sum().clamp(min=1) as the count           ->  "aten.clamp.default in the model: the count is no sum over samples"
     kl.mean(0).clamp(min=0.3).sum()             ->  the same of the loss, though no sample of a trial reaches the limit
 
-A rule, for a trial sees one side of a limit.
+This is a rule, as a trial sees only one side of a limit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LINEAR_IN_EACH = (
     "aten.addmm", "aten.bmm", "aten.dot", "aten.einsum", "aten.inner", "aten.linear", "aten.matmul", "aten.mm",
     "aten.mul", "aten.mv", "aten.outer",
 )  # fmt: skip
-"""Linear while one argument alone is made of samples."""
+"""Linear while only one argument is made of samples."""
 _NO_SUMS = (
     "aten.amax", "aten.amin", "aten.linalg_norm", "aten.linalg_vector_norm", "aten.logsumexp", "aten.max",
     "aten.median", "aten.min", "aten.norm", "aten.prod", "aten.std", "aten.var",
@@ -52,7 +52,7 @@ _LINEAR_IN_FIRST = ("aten.div", "aten.gather", "aten.index", "aten.index_select"
 
 
 def bent_totals(program: Program) -> tuple[str, ...]:
-    """Calls that make of a sum over samples what is no sum, on the way to loss or count."""
+    """Calls on the way to loss or count that turn a sum over samples into something else."""
     totals = _totals(program)
     found: dict[str, None] = {}
     for kind, output in sum_nodes(program):
@@ -71,14 +71,13 @@ def bent_totals(program: Program) -> tuple[str, ...]:
 
 
 def sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:
-    """The results that are sums over samples: loss and count."""
     outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
     kinds = (ResultKind.LOSS, ResultKind.COUNT)
     return [(result.kind, node) for node, result in outputs if result.kind in kinds and node is not None]
 
 
 def _totals(program: Program) -> set[fx.Node]:
-    """Calls that are made of samples, and of whose results no size depends on how many there are."""
+    """Calls made of samples whose result sizes do not depend on the number of samples."""
     made = {node for node in placeholders(program.graph.graph) if source_of(node).role == Role.INPUT}
     totals: set[fx.Node] = set()
     for node in calls(program.graph.graph):
@@ -93,7 +92,7 @@ def _totals(program: Program) -> set[fx.Node]:
 
 
 def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
-    """Whether a call is linear in the totals that it reads, if it reads any."""
+    """Whether a call is linear in the totals that it reads, if any."""
     read = totals.intersection(node.all_input_nodes)
     if not read:
         return not is_aten(node, *_NO_SUMS) and not _is_weighted_mean(node)
@@ -110,17 +109,17 @@ def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
 
 
 def _is_weighted_mean(node: fx.Node) -> bool:
-    """Whether a loss is a mean over the labels that count, of which a part of a batch may have more."""
+    """Whether a loss is a mean over counted labels, of which a part of a batch may have more."""
     return is_aten(node, *_LABELLED) and argument(node, "reduction", _MEAN) == _MEAN
 
 
 def _flat(node: fx.Node) -> list[fx.Node]:
-    """The nodes among a call's arguments, each as often as it is given."""
+    """Nodes among a call's arguments, each as often as it occurs."""
     return [each for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, fx.Node)]
 
 
 def _cure(kind: ResultKind, node: fx.Node) -> str:
-    """A count is often kept from 0, which a division by it would need."""
+    """Remedy. A count is often clamped away from 0, as a division by it would need."""
     if _is_weighted_mean(node):
         return ": it is a mean over the labels that count, and reduction='sum' is the sum"
     if is_aten(node, "aten.mul"):

@@ -1,4 +1,4 @@
-"""Numbers near those of a model or its data, for a trial: what is alike by chance must not hide what training shows."""
+"""Perturbed numbers of a model or its data, for a trial: accidental equalities must not hide what training shows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 
 _GOLDEN = 0.6180339887498949
-"""Multiples of it, less their whole part, are spread evenly."""
+"""Fractional parts of its multiples are spread evenly."""
 
 
 def perturbed(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Numbers near the given ones: what starts as zero must not hide what training would bring out."""
+    """Numbers near the given ones: an initial zero must not hide effects that appear in training."""
     if not tensor.is_floating_point():
         return tensor
     generator = torch.Generator().manual_seed(sum(name.encode()))
@@ -20,8 +20,8 @@ def perturbed(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def told_apart(batch: Mapping[str, torch.Tensor], first: int) -> dict[str, torch.Tensor]:
-    """The batch with the floats of each sample times a number of its own: weights that are nearly always 1 hide that
-    they are divided by their mean. Numbers get smaller by up to a half, and keep sign and bounds."""
+    """The batch with the floats of each sample scaled by a factor of its own: weights that are nearly always 1 hide a
+    division by their mean. Factors are between a half and 1, so that sign and bounds are kept."""
     samples = len(next(iter(batch.values())))
     share = 1 - 0.5 * (torch.arange(first, first + samples, dtype=torch.float64) * _GOLDEN % 1)
     return {

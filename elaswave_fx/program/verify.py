@@ -1,6 +1,6 @@
-"""What holds for every program between passes, checked by the runner after each of them.
+"""Invariants of every program between passes, checked by the runner after each pass.
 
-Before units exist: the graph is well formed, reads what is known and returns what is declared. Once they do: values
+Before units exist: the graph is well formed, reads only known nodes and returns the declared results. After: values
 flow to later units only, every value has one producer, and both sides agree on gradients.
 """
 
@@ -23,7 +23,7 @@ from elaswave_fx.program.samples import batch_symbol
 
 
 def verify(program: Program, after: str) -> None:
-    """Raise PassError that names the pass after which a rule was broken."""
+    """Raise PassError with the pass after which a rule was broken."""
     try:
         program.graph.graph.lint()
     except RuntimeError as error:

@@ -1,1 +1,1 @@
-"""The independent checker of plans and of instruction lists; it shares types with the others, and no code."""
+"""The independent checker of plans and instruction lists. It shares types with the planner, but no code."""

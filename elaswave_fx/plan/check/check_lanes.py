@@ -1,6 +1,6 @@
-"""What follows from lanes by the definition of the plane: who computes which part of it, and what has to travel.
+"""Tiles and hops derived from lanes by the definition of the work plane.
 
-Part of the independent checker: what the planner and the lowering derive from lanes is compared with this. In: a plan's
+Part of the independent checker: the results of the planner and of the lowering are compared with these. In: a plan's
 lanes, topology and workload. Out: tiles, and the hops between them.
 
     lane_tiles(plan)             ->  Tile(rank 0, units [0, 2), micro-batches [0, 2) [2, 4)), …
@@ -26,7 +26,7 @@ def samples_of_step(plan: Plan) -> int:
 
 
 def lane_tiles(plan: Plan) -> list[Tile]:
-    """A tile for every place of a lane, then an empty one for every member in no lane that the plan has a tile for."""
+    """A tile for every place of a lane, then an empty tile for each laneless member that has a tile in the plan."""
     found = []
     for lane in plan.lanes:
         for stage in lane.stages:
@@ -40,8 +40,8 @@ def lane_tiles(plan: Plan) -> list[Tile]:
 
 
 def due_hops(workload: Workload, tiles: Sequence[Tile]) -> Iterator[Hop]:
-    """Every value that a tile reads and does not make comes from the last of its users before the tile, where the same
-    samples are computed as one micro-batch."""
+    """The hop of every value that a tile reads and does not make. The source is the value's last user before the tile,
+    at the micro-batch of the same samples."""
     holders: dict[Span, list[tuple[Tile, int]]] = defaultdict(list)
     for tile in tiles:
         for number, samples in enumerate(tile.micro_batches):
@@ -62,7 +62,7 @@ Way = dict[tuple[int, Rank, int], tuple[Rank, int]]
 
 
 def ways(hops: Sequence[Hop]) -> tuple[Way, Way]:
-    """Where every micro-batch's values come from, and where they go; gradients take the same ways back."""
+    """Source and target of every micro-batch's values; gradients take the same ways back."""
     sources = {(h.value, h.target, h.target_micro_batch): (h.source, h.source_micro_batch) for h in hops}
     targets = {(h.value, h.source, h.source_micro_batch): (h.target, h.target_micro_batch) for h in hops}
     return sources, targets

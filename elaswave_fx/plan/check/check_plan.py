@@ -1,9 +1,9 @@
-"""The independent checker: whether a plan is valid, by definition and not by how it was made.
+"""The independent checker: whether a plan is valid by definition, however it was made.
 
-It shares no code with the planner, the derivation or the scheduler: only types come from there, and what follows from
-lanes is derived once more (`check_lanes.py`), to be compared with what the plan says and what its ranks will execute.
-In: a plan (and, if wanted, the instruction lists of its ranks; by default those of `step.py`). Out: nothing, or a
-PlanError that names the first violation in one line.
+It takes only types from the planner, the derivation and the scheduler, no code. Tiles and hops are derived again
+(`check_lanes.py`) and compared with the plan and with the instructions of its ranks. In: a plan, and optionally the
+instruction lists of its ranks (default: those of `step.py`). Out: nothing, or a PlanError that names the first
+violation in one line.
 
     check_plan(plan)
     PlanError: plan 0: unit 3 x samples [4, 8) is covered by no tile; tiles cover the plane exactly once
@@ -28,11 +28,11 @@ from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Rank
 
 MOST_SPANS = 8
-"""Of samples that adjoin, in a tile; kMostSpans of native/exec/exact/vote.h."""
+"""Upper bound of adjoining sample spans in a tile; kMostSpans of native/exec/exact/vote.h."""
 
 
 def check_plan(plan: Plan) -> None:
-    """PlanError with the first violation of a rule of plans, none if the plan is valid."""
+    """Raise PlanError with the first violation of a rule of plans."""
     for violation in plan_violations(plan):
         raise PlanError(f"plan {plan.topology.epoch}: {violation}")
     if plan.terminal_reason:
@@ -43,7 +43,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_instructions(plan: Plan, lists: Mapping[Rank, Sequence[Instruction]], name: str = "training") -> None:
-    """PlanError if the instruction lists of all ranks, executed together, break a rule or do not end."""
+    """Raise PlanError if the instruction lists of all ranks, executed together, break a rule or do not end."""
     violation = run_instructions(plan, lists, train=name == "training")
     if violation:
         raise PlanError(f"plan {plan.topology.epoch}: {name}: {violation}")
@@ -88,7 +88,7 @@ def _lanes(plan: Plan) -> Iterator[str]:
 
 
 def _goal(plan: Plan) -> Iterator[str]:
-    """The lanes of a goal are ones that the ranks of the plan could take."""
+    """Faults of a target layout: its lanes must be possible for the ranks of the plan."""
     if plan.goal is None:
         return
     then = replace(plan, lanes=plan.goal.lanes, goal=None)
@@ -100,7 +100,7 @@ def _goal(plan: Plan) -> Iterator[str]:
 
 
 def _leaving(plan: Plan) -> Iterator[str]:
-    """Ranks that leave get nothing that they do not have."""
+    """Faults of leaving ranks: they get no work and no replica that they do not have."""
     for number, box in enumerate(plan.boxes):
         for rank in sorted(set(box.catching_up) & set(plan.topology.leaving)):
             yield f"rank {rank} is to get a copy of box {number}, and to leave; who leaves gets nothing"
@@ -128,7 +128,7 @@ def _tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
 
 
 def _derived_tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
-    """The plan's tiles are those of its lanes; who is in no lane may have an empty one."""
+    """Differences from the tiles of the plan's lanes; a rank in no lane may have an empty tile."""
     due = {tile.rank: tile for tile in tiles}
     ranks = [tile.rank for tile in plan.tiles]
     if ranks != sorted(set(ranks)):
@@ -231,7 +231,7 @@ def _runs_any(tile: Tile, units: Sequence[int]) -> bool:
 
 
 def _replica_faults(box: Box, ranks: set[Rank]) -> Iterator[str]:
-    """What is wrong with the replica ranks of a box."""
+    """Faults in the replica ranks of a box."""
     if box.owner not in ranks:
         yield f"is owned by rank {box.owner}, which has no tile; owners and holders take part in the step"
     for rank in box.holders:
@@ -325,7 +325,7 @@ def _schedules(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
 
 
 def _most_kept(order: Sequence[Action], saved: int, held: int) -> int:
-    """The most bytes per sample that wait for their backward pass, or for its second half, at once."""
+    """The most bytes per sample kept at the same time for a backward pass or its second half."""
     level = most = 0
     for kind, _ in order:
         level += {"F": saved, "B": -saved, "I": held - saved, "W": -held}[kind]
@@ -367,9 +367,11 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
 
 
 def _on_their_way(plan: Plan) -> tuple[Counter[Rank], Counter[Rank]]:
-    """By rank the elements that come to it, and bytes that it needs until all are there: states and three records of
-    each; of what it sends 4 MiB and one more of the states, which are written anew meanwhile, and records of five
-    steps."""
+    """Elements that each rank receives, and the bytes that it needs until all have arrived.
+
+    Received: states and three records of each. Sent: 4 MiB, one more of the states, which the update writes anew
+    meanwhile, and records of five steps.
+    """
     work = plan.workload
     awaited: Counter[Rank] = Counter()
     needed: Counter[Rank] = Counter()

@@ -1,8 +1,8 @@
-"""Executes the instruction lists of all ranks together, on paper, and reports the first rule that breaks.
+"""Abstract execution of the instruction lists of all ranks together; reports the first rule that breaks.
 
-Part of the independent checker. Ranks advance in turn, each strictly in order; RECV and SEND do not block, FORWARD,
-BACKWARD, its first half and SEND wait for the pieces they read. Messages between two ranks with one tag arrive in
-order. Tiles, and what has to travel between them, are those of `check_lanes.py`.
+Part of the independent checker. Each rank advances strictly in order. RECV and SEND do not block; FORWARD, BACKWARD,
+its first half and SEND wait for the pieces they read. Messages between two ranks with one tag arrive in order. Tiles
+and hops are those of `check_lanes.py`.
 
     run_instructions(plan, {0: [("FORWARD", 0, 0), ...], 1: [...]}, train=True)  ->  None, or one line
 """
@@ -46,7 +46,7 @@ class _Broken(Exception):
 
 @dataclass
 class _Piece:
-    """Samples [lo, hi) of a value, or of its gradient, as one of two ranks names them: by its own micro-batch."""
+    """Samples [lo, hi) of a value or its gradient, named by the micro-batch of either rank."""
 
     wire: Wire
     value: int
@@ -64,7 +64,7 @@ class _Piece:
 
 @dataclass
 class _Worker:
-    """What one rank has done so far: `backward` for gradients of values, `summed` for those of parameters."""
+    """Progress of one rank: `backward` for gradients of values, `summed` for gradients of parameters."""
 
     tile: Tile
     instructions: Sequence[Instruction]
@@ -131,7 +131,7 @@ class _Run:
         return self._left_over()
 
     def _execute(self, rank: Rank, worker: _Worker, instruction: Instruction) -> bool:
-        """Execute if possible; False if it has to wait; _Broken if it must not be there."""
+        """Execute if possible; False if the rank has to wait. Raises _Broken for an instruction out of place."""
         opcode, *numbers = instruction
         operands = [int(n) for n in numbers]
         if _OPERANDS.get(str(opcode)) != len(operands):
@@ -180,7 +180,7 @@ class _Run:
         return ready
 
     def _other_end(self, rank: Rank, value: int, mb: int, sending: bool, grad: bool) -> tuple[Rank, int] | None:
-        """The rank that a rank exchanges a value, or its gradient, with, and that one's micro-batch."""
+        """The peer that exchanges the value or its gradient with this rank, and the peer's micro-batch."""
         return (self._targets if sending != grad else self._sources).get((value, rank, mb))
 
     def _receive(self, rank: Rank, worker: _Worker, post: _Piece) -> None:
@@ -197,7 +197,7 @@ class _Run:
             raise _Broken(f"{worker.live()} micro-batches are posted or in flight; the bound is {bound}")
 
     def _match(self, wire: Wire) -> None:
-        """Hand over in order what has been sent and is awaited."""
+        """Deliver, in order, sent pieces that are awaited."""
         while self._sent[wire] and self._awaited[wire]:
             sent, post = self._sent[wire].pop(0), self._awaited[wire].pop(0)
             place = f"rank {wire[0]} sends {{}} to rank {wire[1]} under tag {wire[2]}, which expects {{}}; both sides "
@@ -213,7 +213,7 @@ class _Run:
             post.arrived = True
 
     def _pieces(self, worker: _Worker, key: Key, length: int) -> bool:
-        """Whether the posted pieces cover the value once and are all there."""
+        """Whether the posted pieces cover the value exactly once and have all arrived."""
         posts = sorted(worker.posts[key], key=lambda p: p.lo)
         position = 0
         for post in posts:
@@ -228,7 +228,7 @@ class _Run:
         return all(p.arrived for p in posts)
 
     def _value_ready(self, worker: _Worker, value: int, mb: int) -> bool:
-        """Whether a value can be read; _Broken if nothing will ever bring it."""
+        """Whether a value can be read; raises _Broken if no rank will ever send it."""
         spec = self._work.values[value]
         if spec.producer in worker.tile.units:
             if (spec.producer, mb) not in worker.forward:
@@ -238,7 +238,7 @@ class _Run:
         return self._pieces(worker, (value, mb, 0), length)
 
     def _later_ready(self, worker: _Worker, value: int, mb: int) -> bool:
-        """Whether the gradient of a value has come from a later stage, if one is to return it."""
+        """Whether the gradient of a value has arrived from a later stage, if one returns it."""
         if (value, worker.tile.rank, mb) not in self._targets:
             return True
         length = 1 if self._work.values[value].sample_axis is None else len(worker.tile.micro_batches[mb])
@@ -326,7 +326,7 @@ class _Run:
             raise _Broken("an owner updates before it gathers")
 
     def _left_over(self) -> str | None:
-        """What did not end or was left behind, in words."""
+        """Instructions that did not end and data left behind, in words."""
         for rank, worker in self._workers.items():
             if worker.position < len(worker.instructions):
                 waiting = [

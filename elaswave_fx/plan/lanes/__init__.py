@@ -1,1 +1,1 @@
-"""From ranks to lanes: where units are cut, and which samples each lane gets."""
+"""Lanes from ranks: cuts of the units, and samples of each lane."""

@@ -1,9 +1,9 @@
-"""Lanes made better by their simulated runs, once cuts and shares have been reckoned.
+"""Lanes improved by simulated runs, once cuts and shares are estimated.
 
-Granules go from the lane that ends last to one of those that end first, as long as that makes the last one end earlier.
-Where it does not, the lane that ends last hands units across its borders: the cut whose slowest stage is fastest is not
-always the best where a lane has few micro-batches, for then the time to fill it counts as much as its pace. In: parts,
-and what tells how long one takes and whether it fits. Out: parts.
+Granules move from the lane that ends last to a lane that ends first, as long as the last end becomes earlier. Where
+that does not help, the last lane moves units across its borders: with few micro-batches the time to fill the lane
+counts as much as its pace, so the cut with the fastest slowest stage is not always best. In: parts, and a `Lanes` that
+predicts their time and memory fit. Out: parts.
 """
 
 from __future__ import annotations
@@ -18,58 +18,60 @@ from elaswave_fx.plan.lanes.sketches import Part
 from elaswave_fx.plan.work.cost import ROUNDING
 
 MOVES = 32
-"""Granules or units are handed on at most so often; mostly a few times do."""
+"""Upper bound of moves of granules or units; a few usually suffice."""
 
 RECEIVERS = 3
-"""So many lanes that end first, each with a share of its own, are tried: the very first may be a slow one, which would
-end last with a granule more."""
+"""Receivers tried among the lanes that end first, each with a different share: the very first may be slow, and end last
+with one granule more."""
 
 
 FEW_LANES = 16
-"""Of so many lanes, or fewer, all shares are looked at in the end, where all cuts are."""
+"""Up to this many lanes, all shares are tried where all cuts are."""
 
 
 class Timed(NamedTuple):
-    """Lanes, and how long one of them takes; infinite if its ranks have no room for it."""
+    """Lanes and the seconds of one of them; infinite if its ranks lack memory."""
 
     part: Part
     seconds: float
 
 
 class Lanes(Protocol):
-    """What is known of lanes to be. `tries_all`: whether all of their cuts are tried."""
+    """Predictions for candidate lanes. `tries_all`: whether all of their cuts are tried."""
 
     @property
     def tries_all(self) -> bool: ...
 
     def timed(self, part: Part) -> Timed:
-        """A step of a lane of the part, cut as it is; or as is best, where all cuts are tried."""
+        """The part with the seconds of a step, cut as given; with the best cut, where all cuts are tried."""
         ...
 
     def least_s(self, part: Part) -> float:
-        """No more than that, and known without a run."""
+        """Lower bound of `timed`, computed without a run."""
         ...
 
     def most_granules(self, part: Part, limit_s: float, most: int) -> int:
-        """At least as many, of `most`, as a lane of the part can take and end by then."""
+        """Upper bound, at most `most`, of the granules that a lane of the part can finish within `limit_s`."""
         ...
 
     def may_be_cut_better(self, part: Part, seconds: float) -> bool:
-        """Whether other cuts of a lane that takes so long are to be tried."""
+        """Whether to try other cuts of a lane that takes `seconds`."""
         ...
 
     def may_become(self, part: Part, other: Part) -> bool:
-        """Whether the part may have the cut of another, which is shorter."""
+        """Whether the part may take the cut of `other`, which is shorter."""
         ...
 
 
 _Changes = dict[int, Timed]
-"""By place: what becomes of as many of its lanes."""
+"""Place -> its replacement, for the same number of lanes."""
 
 
 def balanced(parts: Sequence[Part], amounts: Sequence[int], lanes: Lanes) -> list[Part] | None:
-    """Parts of the same ranks and granules whose last lane ends no later. `amounts` of granules are handed on at once,
-    the first one that helps. None if some lane does not fit."""
+    """Parts of the same ranks and granules whose last lane ends no later; None if a lane does not fit.
+
+    `amounts`: granules to move in one step; the first amount that helps is taken.
+    """
     timed = [lanes.timed(part) for part in parts]
     for _ in range(MOVES):
         last = max(range(len(timed)), key=lambda place: timed[place].seconds)
@@ -86,8 +88,7 @@ def balanced(parts: Sequence[Part], amounts: Sequence[int], lanes: Lanes) -> lis
 
 
 def _best_of_all(timed: list[Timed], lanes: Lanes) -> list[Timed]:
-    """Other shares of few lanes as long as there are any with which the last one ends earlier; lanes that are all alike
-    keep equal ones."""
+    """Shares of few lanes, changed while the last lane ends earlier; lanes that are all alike keep equal shares."""
     if len(timed) == 1 or sum(part.count for part, _ in timed) > FEW_LANES:
         return timed
     each = [Timed(part._replace(count=1), seconds) for part, seconds in timed for _ in range(part.count)]
@@ -103,8 +104,8 @@ def _best_of_all(timed: list[Timed], lanes: Lanes) -> list[Timed]:
 
 
 def _ending_before(timed: Sequence[Timed], limit_s: float, lanes: Lanes) -> list[Timed] | None:
-    """Lanes with other shares that all end before then; None if there are none. What the lanes could take at most is
-    more than there is by `spare`, so that none has less than its most by more."""
+    """Lanes with shares that all end before `limit_s`, or None. `spare`: how much the sum of the upper bounds exceeds
+    the granules; no lane is below its upper bound by more."""
     total = sum(part.granules for part, _ in timed)
     most: list[int] = []
     known: dict[tuple[Part, int], Timed] = {}
@@ -125,7 +126,7 @@ def _ending_before(timed: Sequence[Timed], limit_s: float, lanes: Lanes) -> list
     spare = sum(most) - total
     if spare < 0:
         return None
-    # By what has been spared so far: the shares of the lanes that come first.
+    # Keyed by the spare used so far: shares of the first lanes.
     found: dict[int, list[Timed]] = {0: []}
     for (part, _), granules in zip(timed, most, strict=True):
         longer: dict[int, list[Timed]] = {}
@@ -140,7 +141,7 @@ def _ending_before(timed: Sequence[Timed], limit_s: float, lanes: Lanes) -> list
 
 
 def _hand_on(timed: Sequence[Timed], last: int, amounts: Sequence[int], lanes: Lanes) -> _Changes:
-    """One lane gives granules to another, if both end earlier than it does now."""
+    """A move of granules between two lanes after which both end earlier than the last lane does now."""
     giver, latest_s = timed[last]
     by_end = {(each.seconds, each.part.granules): place for place, each in reversed(list(enumerate(timed)))}
     for amount, end in itertools.product(amounts, heapq.nsmallest(RECEIVERS, by_end)):
@@ -157,7 +158,7 @@ def _hand_on(timed: Sequence[Timed], last: int, amounts: Sequence[int], lanes: L
 
 
 def _cut_better(late: Timed, last: int, lanes: Lanes) -> _Changes:
-    """The first cut near the one that all lanes of the part have that is better."""
+    """The first better cut near the common cut of the part's lanes."""
     part, seconds = late
     if not lanes.may_be_cut_better(part, seconds):
         return {}
@@ -172,7 +173,7 @@ def _cut_better(late: Timed, last: int, lanes: Lanes) -> _Changes:
 
 
 def near_cuts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Cuts in which a border, or several neighbouring ones, are a unit earlier or later; no stage is empty."""
+    """Cuts that shift a border, or several neighbouring borders, by one unit; no stage becomes empty."""
     inner = len(borders) - 2
     for number in range(1, inner + 1):
         for lo, way in itertools.product(range(1, inner - number + 2), (-1, 1)):

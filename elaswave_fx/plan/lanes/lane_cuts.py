@@ -1,8 +1,8 @@
-"""All cuts of lanes of programs that have few units: the one that is best for a share of the samples, and fits.
+"""Exhaustive search of lane cuts for programs of few units: the best cut that fits, for a share of the samples.
 
-The cut whose slowest stage is fastest is not always the best where a lane has few micro-batches, for then the time to
-fill it counts as much as its pace. Of a program of few units every cut is looked at; most are known to be worse by a
-bound, without a run. In: a run of lanes, granules, the size of micro-batches. Out: borders and seconds.
+With few micro-batches the time to fill a lane counts as much as its pace, so the cut with the fastest slowest stage is
+not always best. A bound rules out most cuts without a run. In: a run of lanes, granules, the size of micro-batches.
+Out: borders and seconds.
 
     LaneCuts(workload, times).best(part, size=2, table)  ->  (Part(..., borders=(0, 3, 8)), 0.021)
 """
@@ -24,15 +24,14 @@ from elaswave_fx.plan.work.cost import ROUNDING, Workload
 from elaswave_fx.plan.work.tiling import consecutive
 
 ALL_CUTS = 40
-"""Of a program that can be cut in at most so many ways, into whatever number of stages, all are looked at: up to 8
-units."""
+"""All cuts are tried for programs with at most this many cuts over all depths: up to 8 units."""
 
 ALL_TASKS = 512
-"""Of a lane with more forward and backward passes no other cuts are looked at: they hide what it costs to fill it."""
+"""Lanes with more forward and backward passes keep their cut: those passes hide the cost of filling the lane."""
 
 
 def lane_kind(workload: Workload, part: Part, size: int) -> LaneKind:
-    """Of the lanes of a part, with micro-batches of at most `size` samples."""
+    """The kind of a part's lanes, with micro-batches of at most `size` samples."""
     sketch = part.run.sketch
     sizes = piece_sizes(part.granules, size, workload.options.granule, sketch.width)
     return LaneKind(
@@ -46,10 +45,10 @@ def lane_kind(workload: Workload, part: Part, size: int) -> LaneKind:
 
 
 class LaneCuts:
-    """For one workload and topology; what has been found for one lane is known for all that are alike."""
+    """Best cuts for one workload and topology, cached for lanes that are alike."""
 
     def __init__(self, workload: Workload, times: LaneTimes, is_hurried: bool = False) -> None:
-        """`is_hurried`: other cuts are not looked at, whatever the program."""
+        """`is_hurried`: try no other cuts, whatever the program."""
         self._workload, self._times = workload, times
         units = workload.units
         few_cuts = math.comb(len(units) - 1, (len(units) - 1) // 2) <= ALL_CUTS
@@ -57,7 +56,7 @@ class LaneCuts:
         self._fixed = _until(u.fixed_s for u in units)
         self._forward = _until(u.forward_s for u in units)
         self._backward = _until(u.backward_s for u in units)
-        # Where every unit reads what the one before it makes, every stage waits for the one before it.
+        # Where every unit reads an output of its predecessor, every stage waits for the previous stage.
         handed_on = {v.producer for v in workload.values if v.has_grad and v.consumers[0] == v.producer + 1}
         self._is_chain = len(handed_on) == len(units) - 1
         self._is_whole = workload.options.schedule == "1f1b"
@@ -65,7 +64,7 @@ class LaneCuts:
         self._floors: dict[tuple[object, ...], float] = {}
 
     def best(self, part: Part, size: int, table: MemoryTable) -> Timed:
-        """The part with the cut of which a step is shortest, or with its own if none is shorter."""
+        """The part with the cut of the shortest step; its own cut if no other is shorter."""
         key = (_alike(part.run), part.borders, part.granules, size, table)
         if key not in self._known:
             found = self._search(part, size, table)
@@ -92,7 +91,7 @@ class LaneCuts:
         return best
 
     def _seconds(self, part: Part, size: int, table: MemoryTable) -> float:
-        """Of a step of a lane of the part; infinite if a rank has no room for it."""
+        """Seconds of a step of a lane of the part; infinite if a rank lacks memory."""
         kind, members = lane_kind(self._workload, part, size), part.run.sketch.members
         is_bounded = any(member.memory_bytes is not None for member in members)
         if not self._is_whole:
@@ -116,9 +115,9 @@ class LaneCuts:
     def _least_s(
         self, sketch: Sketch, borders: Sequence[int], sizes: Sequence[int], deals: Sequence[Sequence[int]]
     ) -> float:
-        """No more than a step of a lane that is cut so: every rank waits for the first forward pass of the stages in
-        front of it, does its own work, and whole backward passes come after its last one; with 1F1B it waits, too, for
-        the first micro-batch to come back, while it has only so many forward passes to do."""
+        """Lower bound of the step of a lane with this cut. Every rank waits for the first forward pass of earlier
+        stages, does its own work, and whole backward passes follow its last one. With 1F1B it also waits for the first
+        micro-batch to return, as its forward passes in flight are bounded."""
         small, large, count = sizes[-1], sizes[0], len(sizes)
         waits_s = least_s = 0.0
         stages: list[tuple[float, float, float]] = []  # forward and backward of the smallest, forward of the largest
@@ -154,8 +153,8 @@ class LaneCuts:
         return least_s
 
     def most_granules(self, run: Run, size: int, limit_s: float, most: int) -> int:
-        """At least as many as a lane of the run could take, of `most`, and end by then; 0 if none. More of them can
-        take less time, where they make one more micro-batch."""
+        """Upper bound, at most `most`, of the granules that a lane of the run could finish within `limit_s`; 0 if none.
+        More granules can take less time, where they make one more micro-batch."""
         strength = sum(run.sketch.strengths)
         work_s = sum(2 * u.fixed_s / size + u.forward_s + u.backward_s for u in self._workload.units)
         granule_s = work_s * self._workload.options.granule / strength
@@ -165,18 +164,21 @@ class LaneCuts:
         return granules if granules >= run.sketch.width else 0
 
     def _floor_s(self, run: Run, granules: int, size: int) -> float:
-        """No lane of the run takes less with so many granules, however it is cut."""
+        """Lower bound of the seconds of a lane with so many granules, however it is cut."""
         key = (_alike(run), granules, size)
         if key not in self._floors:
             self._floors[key] = self._find_floor_s(run.sketch, granules, size)
         return self._floors[key]
 
     def _find_floor_s(self, sketch: Sketch, granules: int, size: int) -> float:
-        """A stage of strength a ends no earlier than its own work is done, x / a, after the smallest micro-batch has
-        gone through the stages before it: `limit >= x / a + sum of w x_j / v_j`, where x is its work at speed 1, x_j
-        that of a stage before it, w what a micro-batch is of it, and v_j the speed of the fastest rank there. The sum
-        of these over all stages, each with a weight such that every x has the factor 1 or more, says that the limit
-        times the sum of weights is no less than the work of the whole program."""
+        """Lower bound over all cuts. A stage of strength a ends no earlier than its own work x / a plus the fill time
+        of the stages before it: `limit >= x / a + sum of w x_j / v_j`.
+
+        x: work of the stage at speed 1; x_j: work of stage j before it; w: the smallest micro-batch as a fraction of
+        the work; v_j: speed of the fastest rank of stage j. Weights are chosen so that every x has a factor of 1 or
+        more in the weighted sum over stages. Then limit times the sum of weights is at least the work of the whole
+        program.
+        """
         sizes = piece_sizes(granules, size, self._workload.options.granule, sketch.width)
         if sketch.borders is not None:
             return self._least_s(sketch, sketch.borders, sizes, [deal(len(sizes), each) for each in sketch.stages])
@@ -192,7 +194,7 @@ class LaneCuts:
         return work_s / weights
 
     def _part_of_work(self, unit: int, small: int, count: int, samples: int) -> float:
-        """What of a unit's work in a step is the smallest micro-batch that goes through it before others can."""
+        """Fraction of a unit's work in a step that the smallest micro-batch, run before others can start, takes."""
         cost = self._workload.units[unit]
         passed_s = cost.fixed_s + cost.forward_s * small
         if self._is_whole:
@@ -206,11 +208,11 @@ def _until(values: Iterable[float]) -> list[float]:
 
 
 def _inner(units: int, stages: int) -> Iterable[tuple[int, ...]]:
-    """The borders between stages, of every cut."""
+    """The inner borders of every cut."""
     return itertools.combinations(range(1, units), stages - 1)
 
 
 def _alike(run: Run) -> tuple[object, ...]:
-    """What lanes have in common that take equally long and fit alike."""
+    """Key of lanes that take equally long and fit alike."""
     sketch = run.sketch
     return tuple(tuple((m.speed, m.memory_bytes) for m in stage) for stage in sketch.stages), sketch.borders, run.links

@@ -1,4 +1,4 @@
-"""Where to cut the units: the contiguous partition whose slowest stage is as fast as it can be.
+"""The contiguous partition of units that minimizes the slowest stage.
 
 minimax([1, 1, 1, 3], speeds=[1.0, 1.0])  ->  (0, 3, 4)
 """
@@ -17,8 +17,8 @@ _Choice = tuple[float, float, tuple[int, ...]]
 """(bytes across borders, sum of squares of stage times, borders) of a partition of the first units."""
 
 Reach = Sequence[Sequence[int] | None]
-"""By stage, and by its first unit, the end of the longest run of units that its rank can hold, which can hold all
-shorter ones too; None: it can hold all."""
+"""[stage][first unit] = end of the longest run of units that fits the stage's rank, as all shorter runs then do; None:
+everything fits."""
 
 
 def minimax(
@@ -27,11 +27,12 @@ def minimax(
     reach: Reach | None = None,
     crossing: Sequence[int] | None = None,
 ) -> tuple[int, ...] | None:
-    """Borders (one more than stages) of the best contiguous partition into `len(speeds)` non-empty stages.
+    """Borders (one more than stages) of the best contiguous partition into `len(speeds)` non-empty stages, or None if
+    none fits.
 
-    `costs` in seconds per unit at speed 1; stage s takes the sum of its units over `speeds[s]`. Among the partitions
-    whose slowest stage is fastest, the one with the fewest bytes across its borders (`crossing[i]` before unit i) is
-    taken, then the most even one, then the one with the earliest borders. None if no partition fits.
+    `costs`: seconds per unit at speed 1; stage s takes the sum of its units over `speeds[s]`. Ties between equally fast
+    slowest stages go to the fewest bytes across borders (`crossing[i]` before unit i), then the most even partition,
+    then the earliest borders.
 
     Dynamic programming over (stages, units): the chains-on-chains problem (Pinar and Aykanat, "Fast optimal load
     balancing algorithms for 1D partitioning", JPDC 64, 2004, section 3), which ElasWave (arXiv 2510.00606) names
@@ -53,7 +54,6 @@ def minimax(
 
 
 def slowest_stage(costs: Sequence[float], speeds: Sequence[float], borders: Sequence[int]) -> float:
-    """Seconds of the slowest stage of a partition."""
     return max(sum(costs[lo:hi]) / speed for lo, hi, speed in zip(borders, borders[1:], speeds, strict=False))
 
 
@@ -68,7 +68,8 @@ def crossing_bytes(workload: Workload) -> tuple[int, ...]:
 
 
 class _Stage(NamedTuple):
-    """`ends`: by first unit, of the longest run that it can hold; `firsts`: by end, of the longest that ends there."""
+    """`ends`: by first unit, the end of the longest run that fits; `firsts`: by end, the first unit of the longest
+    run."""
 
     speed: float
     ends: Sequence[int]
@@ -76,7 +77,6 @@ class _Stage(NamedTuple):
 
 
 def _runs(units: int, ends: Sequence[int] | None) -> tuple[Sequence[int], Sequence[int]]:
-    """Ends and firsts of a stage."""
     if ends is None:
         return [units] * units, [0] * (units + 1)
     firsts = list(range(units + 1))
@@ -86,8 +86,8 @@ def _runs(units: int, ends: Sequence[int] | None) -> tuple[Sequence[int], Sequen
 
 
 def _windows(prefix: Sequence[float], stages: Sequence[_Stage], limit_s: float) -> list[tuple[int, int]]:
-    """By border, from 0 to the last: the least and the largest place that it has in any partition whose stages all stay
-    within `limit_s`; or a little less and more, for rounding. A later first unit never makes a run end earlier."""
+    """Least and largest place of each border, from 0 to the last, in any partition whose stages all stay within
+    `limit_s`. The windows are slightly wider, for rounding. A later first unit never makes a run end earlier."""
     units, count, slack = len(prefix) - 1, len(stages), ROUNDING * prefix[-1]
     most, least = [0], [units]
     for number, (speed, ends, _) in enumerate(stages):
@@ -102,8 +102,8 @@ def _windows(prefix: Sequence[float], stages: Sequence[_Stage], limit_s: float) 
 
 
 def _slowest_stage(prefix: Sequence[float], stages: Sequence[_Stage], limit_s: float) -> float:
-    """The least possible time of the slowest stage if that is within `limit_s`, else of some partition, or infinite if
-    none was found."""
+    """The least possible time of the slowest stage if that is within `limit_s`; else that of any partition found, or
+    infinite."""
     units = len(prefix) - 1
     windows = _windows(prefix, stages, limit_s)
     best = [0.0] + [math.inf] * units

@@ -1,8 +1,8 @@
-"""From ranks in places to lanes: where units are cut, which samples each lane gets, in which micro-batches.
+"""Lanes from sketches: cuts of the units, samples of each lane, and micro-batches.
 
-In: a workload, sketches of lanes (who is in which stage), a micro-batch size. Out: lanes whose last one to finish
-finishes first, or None where no cut fits the memory of the ranks. `planner.py` sketches what a user wants,
-`policies/` what could go on after a change.
+In: a workload, sketches of lanes (the ranks of each stage), a micro-batch size. Out: lanes with the earliest last
+finish, or None where no cut fits the memory of the ranks. `planner.py` sketches a user's layout, `policies/` the
+candidates after a change.
 
     LaneShaper(workload, topology).shape((Sketch(((m0, m1), (m2,))),), size=4, table)  ->  rank 2 has fewer units
 """
@@ -27,26 +27,25 @@ from elaswave_fx.plan.work.tiling import Lane, Stage, consecutive, split_micro_b
 from elaswave_fx.plan.work.topology import Topology
 
 MICRO_BATCHES_PER_STAGE = 2
-"""A pipeline gets about this many micro-batches per stage: bubbles of (p - 1) / (3p - 1) and large kernels still."""
+"""Target of micro-batches per stage of a pipeline: bubbles of (p - 1) / (3p - 1), with large kernels still."""
 
 
 FEW_TASKS = 128
-"""A lane with more forward and backward passes keeps its cut: they hide what it costs to fill it, and take longer to
-simulate."""
+"""Lanes with more forward and backward passes keep their cut: those hide the fill time, and take longer to simulate."""
 
 WORTHWHILE = 1.01
-"""A lane that takes less than so many times what it would if all of its stages took equally long keeps its cut, too."""
+"""A lane keeps its cut, too, if it takes less than this multiple of its time with perfectly equal stages."""
 
 
 class LaneShaper:
-    """Cuts and shares for one workload and topology; runs of lanes, and cuts, are known once they have been found."""
+    """Cuts and shares for one workload and topology; runs and cuts of lanes are cached."""
 
     def __init__(self, workload: Workload, topology: Topology, is_hurried: bool = False) -> None:
-        """`is_hurried`: lanes are not cut in every way where a program has few units."""
+        """`is_hurried`: do not try every cut, even of a program of few units."""
         self._workload, self._topology = workload, topology
         self._sums = UnitSums(workload)
         self._crossing = crossing_bytes(workload)
-        # Where backward passes may be split, a pipeline has to wait for no more than its forward passes.
+        # Where backward passes may be split, a pipeline waits at most for its forward passes.
         whole = sum(u.forward_s + u.backward_s for u in workload.units)
         forward = sum(u.forward_s for u in workload.units)
         self._waits = 1.0 if workload.options.schedule == "1f1b" or not whole else forward / whole
@@ -61,7 +60,7 @@ class LaneShaper:
         self.cuts = LaneCuts(workload, self.times, is_hurried)
 
     def table(self, sketches: Sketches | Outline, copies: int) -> MemoryTable:
-        """Of what tiles of such lanes need."""
+        """Memory of tiles of such lanes."""
         outline = Outline.of(sketches)
         shape = outline.owners, copies, outline.ranks
         if shape not in self._tables:
@@ -74,10 +73,10 @@ class LaneShaper:
         across = -(-self._workload.granules // outline.across)
         return micro_batch_sizes(self._workload, across, outline.deepest)
 
-    # --- Bounds, from the cheapest on
+    # --- Bounds, cheapest first
 
     def bound_s(self, outline: Outline, size: int) -> float:
-        """About the fewest seconds of any lanes of all ranks with such an outline: at most what `least_s` says."""
+        """Approximate lower bound, at most `least_s`, of the seconds of any lanes of all ranks with this outline."""
         strength, fastest = self._strength
         per_micro_batch = size / self._workload.options.granule
         idle = self._waits * max(0.0, strength / fastest - outline.across) * per_micro_batch
@@ -88,8 +87,8 @@ class LaneShaper:
         return outline.shallowest < self._least_depth(size)
 
     def least_s(self, sketches: Sketches, size: int) -> float:
-        """About the fewest seconds that lanes of these ranks can take: each is cut perfectly, and granules are shared
-        like water, so that all end at once."""
+        """Approximate lower bound of the seconds of lanes of these ranks: perfect cuts, and granules shared
+        continuously so that all lanes end together."""
         granules, rate = float(self._workload.granules), 0.0
         for sketch in sketches:
             pace_s, fill_s = self._perfectly_cut(sketch, size)
@@ -98,7 +97,7 @@ class LaneShaper:
         return granules / rate
 
     def _perfectly_cut(self, sketch: Sketch, size: int) -> tuple[float, float]:
-        """Seconds of a granule, and of filling the lane, if all of its stages took equally long."""
+        """Seconds of a granule, and seconds to fill the lane, if all of its stages took equally long."""
         micro_batch_s, strength = self._through_s(size), sum(sketch.strengths)
         fill_s = 0.0
         if len(sketch.stages) > 1:
@@ -107,8 +106,8 @@ class LaneShaper:
         return micro_batch_s * self._workload.options.granule / size / strength, fill_s
 
     def least_cut_s(self, cut: Cut) -> float:
-        """The same of lanes whose cuts are known, and stay: no stage ends before the stages in front of it have taken a
-        micro-batch, which may be a smaller one, and it has taken all of its own."""
+        """`least_s` for lanes with fixed cuts. A stage waits until the stages in front of it have passed a micro-batch,
+        maybe a smaller one, and then takes all of its own."""
         granules, rate = float(self._workload.granules), 0.0
         runs, borders, size, shares = cut
         for run, own, (share, _) in zip(runs, borders, shares, strict=True):
@@ -122,8 +121,9 @@ class LaneShaper:
         return max(granules / rate, self._least_wide_s(first, size) if is_alone else 0.0)
 
     def may_end_by(self, cut: Cut, limit_s: float) -> bool:
-        """Whether lanes cut so might all end by then, as far as a run of each with wide stages tells, which is left
-        what the slowest stages of the others have no time for. Of backward passes in halves it tells nothing."""
+        """Whether lanes with these cuts might all end within `limit_s`. Each lane with wide stages is run with the
+        granules that the slowest stages of the others have no time for. True where backward passes may be split and not
+        all cuts are tried."""
         runs, borders, size, shares = cut
         if self.cuts.tries_all:
             granules = self._workload.granules
@@ -143,12 +143,12 @@ class LaneShaper:
         return True
 
     def _ends_later(self, kind: LaneKind, limit_s: float) -> bool:
-        """With whole backward passes; a run of the lane is made only where the bound does not tell."""
+        """Whether a lane with whole backward passes takes longer; it is only run where the bound does not decide."""
         return self.times.least_whole_of(kind) > limit_s or self.times.whole_of(kind).seconds > limit_s
 
     def _least_wide_s(self, part: Part, size: int) -> float:
-        """No more than `seconds`, about: whole micro-batches are dealt to the ranks of a stage, and the one that has
-        most work has the smallest of them."""
+        """Approximate lower bound of `seconds`: whole micro-batches are dealt to the ranks of a stage, and the rank
+        with the most work has the smallest ones."""
         sketch, stages = part.run.sketch, itertools.pairwise(part.borders)
         sizes = piece_sizes(part.granules, size, self._workload.options.granule, sketch.width)
         small, large = min(sizes), max(sizes)
@@ -163,7 +163,8 @@ class LaneShaper:
         return latest_s
 
     def _latest_stage(self, sketch: Sketch, cut: Sequence[int], size: int, share: int) -> tuple[float, float]:
-        """Of the stage of a lane that ends last, at least: seconds of a granule, and seconds before the first one."""
+        """Lower bounds for the stage of a lane that ends last: seconds of a granule, and seconds before the first
+        one."""
         whole = share * self._workload.options.granule // size
         part = whole / (whole + 1)
         costs, per_micro_batch = self.costs(size), max(1, size // self._workload.options.granule)
@@ -182,8 +183,8 @@ class LaneShaper:
     def shape(
         self, sketches: Sketches, size: int, table: MemoryTable, shares: Sequence[int] | None = None
     ) -> tuple[Lane, ...] | None:
-        """Lanes with micro-batches of at most `size`, and `shares` granules each, or as many as is best; None if units
-        do not fit, or samples do not suffice."""
+        """Lanes with micro-batches of at most `size`, and `shares` granules each or the best number; None if units do
+        not fit or samples do not suffice."""
         runs = self.runs(sketches, shares)
         cut = self.cut(runs, size, table)
         if cut is None:
@@ -192,7 +193,7 @@ class LaneShaper:
         return None if parts is None else self.lanes(sketches, parts, size)
 
     def runs(self, sketches: Sketches, shares: Sequence[int] | None = None) -> list[Run]:
-        """Sketches that are alike, and have equal shares, together."""
+        """Runs of neighbouring sketches that are alike and have equal shares."""
         found: list[Run] = []
         last: object = None
         for number, sketch in enumerate(sketches):
@@ -207,14 +208,14 @@ class LaneShaper:
         return found
 
     def cut(self, runs: Sequence[Run], size: int, table: MemoryTable) -> Cut | None:
-        """Where their units are cut, and what each lane gets; None if units do not fit, or samples do not suffice."""
+        """Borders of each run and granules of each lane; None if units do not fit or samples do not suffice."""
         if sum(run.count * run.sketch.width for run in runs) > self._workload.granules:
             return None
         found: list[tuple[int, ...]] = []
         for run in runs:
             borders = self.borders(run.sketch, size, table)
             if borders is None and self.cuts.tries_all and len(run.sketch.stages) <= len(self._workload.units):
-                # With few micro-batches there may be room, though there is none for as many as there are stages.
+                # Few micro-batches may fit although as many as there are stages do not.
                 borders = minimax(self.costs(size), run.sketch.strengths, None, self._crossing)
             if borders is None:
                 return None
@@ -222,8 +223,8 @@ class LaneShaper:
         return Cut(runs, found, size, self._shares(runs, found, size))
 
     def parts(self, cut: Cut, table: MemoryTable, shares: Sequence[int] | None = None) -> list[Part] | None:
-        """Lanes that are alike, with as many granules as are best, and cut better where there are few micro-batches;
-        None if given `shares` are too few."""
+        """Parts with the best number of granules, recut where there are few micro-batches; None if the given `shares`
+        are too few."""
         runs, borders, size, best = cut
         if shares is not None:
             firsts = itertools.accumulate((run.count for run in runs[:-1]), initial=0)
@@ -243,18 +244,18 @@ class LaneShaper:
         return balanced(found, amounts, _LanesOfSize(self, size, table, self.cuts.tries_all))
 
     def lanes(self, sketches: Sketches, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
-        """Of these sketches, as the parts say."""
+        """The lanes of these sketches, cut and sharing as in `parts`."""
         each = [part for part in parts for _ in range(part.count)]
         samples = consecutive([part.granules * self._workload.options.granule for part in each])
         return tuple(self.lane(s, p.borders, span, size) for s, p, span in zip(sketches, each, samples, strict=True))
 
     def kind(self, part: Part, size: int) -> LaneKind:
-        """Of its lanes."""
+        """The kind of the part's lanes."""
         return lane_kind(self._workload, part, size)
 
     def borders(self, sketch: Sketch, size: int, table: MemoryTable) -> tuple[int, ...] | None:
-        """Those given, or of the cut whose slowest stage is fastest; None if none fits with as many micro-batches as
-        there are stages."""
+        """The sketch's own borders, or the cut with the fastest slowest stage; None if no cut fits with as many
+        micro-batches as stages."""
         if sketch.borders is not None:
             return sketch.borders
         limits, strengths = _limits(sketch), sketch.strengths
@@ -263,26 +264,27 @@ class LaneShaper:
             self._cuts[free] = minimax(self.costs(size), strengths, None, self._crossing)
         found = self._cuts[free]
         if found is None or _has_room(found, limits, table, size):
-            return found  # how far units fit need not be known: that cut is the best of those that do, too
+            return found  # memory fit need not be known: that cut is then the best of those that fit, too
         kind = (table, strengths, limits, size)
         if kind not in self._cuts:
             self._cuts[kind] = minimax(self.costs(size), strengths, self._reach(limits, table, size), self._crossing)
         return self._cuts[kind]
 
     def costs(self, size: int) -> tuple[float, ...]:
-        """Seconds of a micro-batch of so many samples through each unit."""
+        """Seconds of a micro-batch of `size` samples through each unit."""
         if size not in self._costs:
             self._costs[size] = unit_seconds(self._workload, size)
         return self._costs[size]
 
     def _through_s(self, size: int) -> float:
-        """Seconds of a micro-batch of so many samples through all units."""
+        """Seconds of a micro-batch of `size` samples through all units."""
         if size not in self._sums_of_costs:
             self._sums_of_costs[size] = sum(self.costs(size))
         return self._sums_of_costs[size]
 
     def _reach(self, limits: Sequence[int | None], table: MemoryTable, size: int) -> Reach | None:
-        """How far units fit the smallest rank of a stage; None if memory bounds nobody."""
+        """The longest runs of units that fit the smallest rank of each stage; None if memory is unbounded
+        everywhere."""
         bounds = [limit for limit in limits if limit is not None]
         whole = Span(0, len(self._workload.units))
         if not bounds or table.total(whole, size, len(limits)) <= min(bounds):
@@ -293,8 +295,8 @@ class LaneShaper:
         ]
 
     def _least_depth(self, size: int) -> int:
-        """The fewest stages that could hold all units in ranks like the largest, if each kept a share of one rank in
-        all and received nothing: from the last stage on, which holds one micro-batch, as many units as fit."""
+        """Lower bound of the stages that hold all units in ranks like the largest, if each kept an even share of state
+        and received nothing: stages are filled from the last one, which holds one micro-batch."""
         if size in self._least_depths:
             return self._least_depths[size]
         limits = [member.memory_bytes for member in self._topology.members]
@@ -309,7 +311,7 @@ class LaneShaper:
         return depth
 
     def _paces(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[float, float]]:
-        """By run: seconds of a granule through the slowest stage, and those that a lane fills and drains for."""
+        """Seconds of a granule through the slowest stage, and seconds to fill and drain a lane, by run."""
         costs = self.costs(size)
         per_micro_batch = max(1, size // self._workload.options.granule)
         found = []
@@ -324,23 +326,23 @@ class LaneShaper:
         return found
 
     def _shares(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, int]]:
-        """Granules by run, of each lane, and how many of its lanes have one more: the slowest stage sets the pace, all
-        stages how long a lane fills and drains."""
+        """Granules of each lane, and how many of its lanes have one more, by run. The slowest stage sets the pace, all
+        stages the time to fill and drain."""
         paces = self._paces(runs, borders, size)
         kinds = [ShareKind(p, f, r.sketch.width, r.count) for r, (p, f) in zip(runs, paces, strict=True)]
         return share_by_kind(self._workload.granules, kinds)
 
     def seconds(self, part: Part, size: int) -> float:
-        """Of a step of a lane of the part, with whole backward passes."""
+        """Seconds of a step of a lane of the part, with whole backward passes."""
         return self.times.whole_of(self.kind(part, size)).seconds
 
     def least_part_s(self, part: Part, size: int) -> float:
-        """No more than `seconds`, about: what the stage that ends last has to do, and what it waits for."""
+        """Approximate lower bound of `seconds`: work of the stage that ends last, and its waiting time."""
         is_narrow = part.run.sketch.width == 1
         return self.times.least_of(self.kind(part, size)) if is_narrow else self._least_wide_s(part, size)
 
     def may_be_cut_better(self, part: Part, size: int, seconds: float = math.inf) -> bool:
-        """Whether other cuts are tried of a lane of the part, which takes so long."""
+        """Whether to try other cuts of a lane of the part that takes `seconds`."""
         sketch = part.run.sketch
         pieces = len(piece_sizes(part.granules, size, self._workload.options.granule, sketch.width))
         if sketch.borders is not None or 2 * len(sketch.stages) * pieces > FEW_TASKS:
@@ -349,8 +351,8 @@ class LaneShaper:
         return seconds > WORTHWHILE * (fill_s + part.granules * pace_s)
 
     def may_become(self, part: Part, other: Part, size: int, table: MemoryTable) -> bool:
-        """Whether units cut as in `other` have room in the ranks of every stage; and, where backward passes may be
-        split, which hides what it costs to fill a lane, whether the slowest stage is no slower."""
+        """Whether units cut as in `other` fit the ranks of every stage. Where split backward passes hide the fill time,
+        the slowest stage must not become slower either."""
         sketch = other.run.sketch
         if self._workload.options.schedule != "1f1b":
             slowest, before = (slowest_stage(self.costs(size), sketch.strengths, p.borders) for p in (other, part))
@@ -359,7 +361,7 @@ class LaneShaper:
         return _has_room(other.borders, _limits(sketch), table, size)
 
     def lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
-        """Of its members, for these samples."""
+        """The lane of the sketch's members for these samples."""
         pieces = split_micro_batches(samples, size, self._workload.options.granule, sketch.width)
         stages = tuple(
             Stage(Span(lo, hi), tuple(m.rank for m in members), deal(len(pieces), members))
@@ -369,10 +371,10 @@ class LaneShaper:
 
 
 class _LanesOfSize:
-    """What `balance.py` asks, for micro-batches of a size."""
+    """The `Lanes` of `balance.py` for one micro-batch size."""
 
     def __init__(self, shaper: LaneShaper, size: int, table: MemoryTable, tries_all: bool) -> None:
-        """`tries_all`: shares, too."""
+        """`tries_all`: all shares are tried, too."""
         self._shaper, self._size, self._table, self.tries_all = shaper, size, table, tries_all
 
     def timed(self, part: Part) -> Timed:
@@ -395,14 +397,14 @@ class _LanesOfSize:
 
 
 def _limits(sketch: Sketch) -> tuple[int | None, ...]:
-    """Memory of the smallest rank of every stage; None: it is not bounded."""
+    """Memory of the smallest rank of every stage; None: unbounded."""
     return tuple(
         min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in sketch.stages
     )
 
 
 def _has_room(borders: Sequence[int], limits: Sequence[int | None], table: MemoryTable, size: int) -> bool:
-    """Whether each stage fits its smallest rank, with as many micro-batches in flight as stages from it on."""
+    """Whether each stage fits its smallest rank, with one micro-batch in flight for each stage from it to the last."""
     stages = zip(itertools.pairwise(borders), limits, range(len(limits), 0, -1), strict=True)
     return all(
         limit is None or table.total(Span(lo, hi), size, in_flight) <= limit for (lo, hi), limit, in_flight in stages
@@ -410,14 +412,14 @@ def _has_room(borders: Sequence[int], limits: Sequence[int | None], table: Memor
 
 
 def unit_seconds(workload: Workload, micro_batch: int) -> tuple[float, ...]:
-    """Seconds of forward and backward of one micro-batch through each unit at speed 1."""
+    """Forward and backward seconds of one micro-batch through each unit at speed 1."""
     return tuple(2 * u.fixed_s + (u.forward_s + u.backward_s) * micro_batch for u in workload.units)
 
 
 def micro_batch_sizes(workload: Workload, granules: int, depth: int) -> Iterator[int]:
-    """Micro-batches to try, in samples, largest first: the wanted one, then what less memory needs.
+    """Micro-batches to try, in samples, largest first: the preferred size, then sizes that need less memory.
 
-    `granules` of the largest tile; depth 1 wants one micro-batch, a pipeline about two per stage.
+    `granules` of the largest tile; depth 1 prefers one micro-batch, a pipeline about two per stage.
     """
     if workload.single_granules:
         yield workload.options.granule

@@ -1,4 +1,4 @@
-"""Who gets how many granules, and in how many micro-batches.
+"""Shares of granules, and their micro-batches.
 
 share_granules(9, [1.0, 2.0])  ->  (6, 3): the second worker takes twice as long for each
 piece_sizes(5, most=4, granule=2, least=1)  ->  (4, 4, 2), of samples
@@ -26,8 +26,8 @@ def deal(count: int, members: Sequence[Member]) -> tuple[int, ...]:
 
 
 class ShareKind(NamedTuple):
-    """`count` workers, one after the other, that are alike: time per granule, in any unit, time that does not depend on
-    granules, and the least number of granules."""
+    """`count` consecutive workers that are alike: time per granule in any unit, fixed time, and least number of
+    granules."""
 
     pace: float
     fill: float = 0.0
@@ -36,8 +36,8 @@ class ShareKind(NamedTuple):
 
 
 def share_by_kind(granules: int, kinds: Sequence[ShareKind]) -> list[tuple[int, int]]:
-    """By kind: granules of each worker, and how many of the first ones have one more, so that the last worker to finish
-    finishes first. Among equal ones the first are the first to get one."""
+    """Granules of each worker, and how many of the first workers have one more, by kind, so that the last worker
+    finishes as early as possible. Ties go to the first worker."""
     shares, more = [kind.least for kind in kinds], [0] * len(kinds)
     left = granules - sum(kind.least * kind.count for kind in kinds)
     finish = [(kind.fill + (kind.least + 1) * kind.pace, number) for number, kind in enumerate(kinds)]
@@ -55,8 +55,8 @@ def share_by_kind(granules: int, kinds: Sequence[ShareKind]) -> list[tuple[int, 
 
 
 def share_granules(granules: int, paces: Sequence[float]) -> tuple[int, ...]:
-    """Granules per worker, at least one each, so that the last to finish finishes first.
+    """Granules per worker, at least one each, so that the last worker finishes as early as possible.
 
-    `paces`: time per granule, in any unit. Equal paces give an even split, remainders to the first, one each.
+    `paces`: time per granule, in any unit. Equal paces give an even split; the first workers get the remainder.
     """
     return tuple(share for share, _ in share_by_kind(granules, [ShareKind(pace) for pace in paces]))

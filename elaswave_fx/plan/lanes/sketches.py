@@ -1,4 +1,4 @@
-"""Ranks in places: lanes to be, before anybody knows where their units are cut and which samples they get.
+"""Candidate lanes: ranks in stages, before the cuts of units and the samples are known.
 
 Sketch(((m0, m1), (m2,)))             a lane of two stages, the first one two ranks wide
 SideBySide(members, (3, 2))           two lanes one rank wide, the first one three stages deep
@@ -16,24 +16,24 @@ from elaswave_fx.plan.work.topology import Link, Member
 
 @dataclass(frozen=True)
 class Sketch:
-    """A lane to be: its members, stage by stage; `borders` of its units, None where they are to be found."""
+    """A candidate lane: its members, stage by stage; `borders` of its units, None where they are still to be chosen."""
 
     stages: tuple[tuple[Member, ...], ...]
     borders: tuple[int, ...] | None = None
 
     @cached_property
     def width(self) -> int:
-        """Of its widest stage: so many micro-batches it needs at least."""
+        """Width of its widest stage, a lower bound of its micro-batches."""
         return max(len(stage) for stage in self.stages)
 
     @property
     def members(self) -> list[Member]:
-        """All of them, stage by stage."""
+        """All members, stage by stage."""
         return [member for stage in self.stages for member in stage]
 
     @cached_property
     def strengths(self) -> tuple[float, ...]:
-        """Of its stages: the speeds of their ranks together."""
+        """Sum of the ranks' speeds, by stage."""
         return tuple(sum(member.speed for member in stage) for stage in self.stages)
 
 
@@ -41,7 +41,7 @@ Sketches = Sequence[Sketch]
 
 
 class SideBySide(Sequence[Sketch]):
-    """Lanes of these depths, one rank wide, whose early stages are early in `order`; drawn when they are looked at."""
+    """Lanes of these depths, one rank wide, whose early stages are early in `order`; built on access."""
 
     def __init__(self, order: Sequence[Member], depths: Sequence[int]) -> None:
         self.order, self.depths = order, depths
@@ -67,8 +67,8 @@ class SideBySide(Sequence[Sketch]):
 
 
 class Outline(NamedTuple):
-    """What bounds need to know of sketches: their ranks, how many share a unit at least, how many micro-batches there
-    are at least, and the stages of the shallowest and of the deepest."""
+    """Inputs of bounds on sketches: their ranks, the least number of ranks that share a unit, the least number of
+    micro-batches, and the stages of the shallowest and deepest lane."""
 
     ranks: int
     owners: int
@@ -78,7 +78,7 @@ class Outline(NamedTuple):
 
     @staticmethod
     def of(sketches: Sketches | Outline) -> Outline:
-        """Without drawing them."""
+        """The outline of sketches, without building them."""
         if isinstance(sketches, Outline):
             return sketches
         if isinstance(sketches, SideBySide):
@@ -94,7 +94,7 @@ class Outline(NamedTuple):
 
 
 class Run(NamedTuple):
-    """`count` sketches, one after the other, that are alike; `sketch` is the first of them. `links` as in LaneKind."""
+    """`count` consecutive sketches that are alike; `sketch` is the first of them. `links` as in LaneKind."""
 
     sketch: Sketch
     count: int
@@ -102,8 +102,8 @@ class Run(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Runs with micro-batches of at most `size` samples. By run: `borders` of its units, and as many granules as are
-    best for each lane, with how many of its lanes get one more."""
+    """Runs with micro-batches of at most `size` samples. By run: `borders` of its units, the best number of granules
+    for each lane, and how many of its lanes get one more."""
 
     runs: Sequence[Run]
     borders: Sequence[tuple[int, ...]]
@@ -112,8 +112,7 @@ class Cut(NamedTuple):
 
 
 class Part(NamedTuple):
-    """`count` lanes to be, one after the other, that are alike but for their ranks: as `run` says, cut at `borders`,
-    with so many granules each."""
+    """`count` consecutive candidate lanes, alike but for their ranks: `run`, cut at `borders`, with equal granules."""
 
     run: Run
     borders: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""From a plan to what ranks execute: instruction lists, and the value that an engine is made of."""
+"""Instruction lists and engine specs of a plan."""

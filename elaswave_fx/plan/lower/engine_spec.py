@@ -1,9 +1,9 @@
-"""The one value that a rank's engine is made of: who computes what, with what, in which order.
+"""`EngineSpec`, the one value from which a rank's engine is built.
 
 In: the artifact, a plan, a rank. Out: `EngineSpec`, which `native/exec/spec/spec.cc` reads field by field, by name, and
-checks; what these classes are called here is therefore the encoding. Programs and tensors travel beside it by name.
+checks: the names of these classes and fields are the encoding. Programs and tensors are passed separately, by name.
 
-    spec = engine_spec(job, plan, rank)          job: what stays the same in every plan
+    spec = engine_spec(job, plan, rank)          job: the same for every plan
     engine = _native.Engine(spec, endpoint, artifact.programs, tensors)
     engine.install(engine_spec(job, next_plan, rank))
 """
@@ -43,9 +43,9 @@ class EngineValue:
 class EngineBucket:
     """Flat trained parameters; the boxes of a bucket say which ranks have a working copy of it.
 
-    Or mutable buffers, which have updates in place of an `optimizer`. `group`, of these: (rank, first sample, last + 1)
-    of each span of each rank that runs the unit that updates them; of buffers that change once per step the first
-    granule alone.
+    Or mutable buffers, which have updates in place of an `optimizer`. `group` of mutable buffers: (rank, first sample,
+    last + 1) of each span of each rank that runs the updating unit; only the first granule, if they change once per
+    step.
     """
 
     name: str
@@ -68,10 +68,10 @@ class EngineBufferUpdate:
 
 @dataclass(frozen=True)
 class EngineUnit:
-    """A unit: programs by name, where inputs, outputs and gradients are bound; see `artifact.Binding`.
+    """A unit: programs by name, and bindings of inputs, outputs and gradients; see `artifact.Binding`.
 
-    `backward_inputs`, `backward_weights`: the backward program in halves, where it is there so; the first one returns
-    `num_held` values more for the second. `modelled`: the unit is not computed, but waited for.
+    `backward_inputs`, `backward_weights`: the halves of the backward program, if it is split; the first returns
+    `num_held` extra values for the second. `modelled`: the engine waits instead of computing the unit.
     """
 
     index: int
@@ -92,8 +92,8 @@ class EngineUnit:
 
 @dataclass(frozen=True)
 class EngineKeys:
-    """Where random draws come from: the first sample of micro-batch m of step s has the key at position
-    s * `per_step` + `starts`[m] of the stream of `seed`, the next samples those after it."""
+    """Keys of random draws. The first sample of micro-batch m of step s has the key at position s * `per_step` +
+    `starts`[m] of the stream of `seed`; the following samples have the next keys."""
 
     seed: int
     per_step: int
@@ -111,11 +111,11 @@ class EngineSchedule:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """All that an engine is told, but for its tensors and programs.
+    """Everything an engine needs but its tensors and programs.
 
-    `world`: all ranks of the vote. `boxes`: those of the plan, the same on every rank. `units`: those of the own tile.
-    `record_dtype`: "float32" or "bfloat16"; `copy_mode`: "log" or "state". `exact`: gradients are summed without regard
-    to order, and without loss.
+    `world`: all ranks of the vote. `boxes`: those of the plan, the same on every rank. `units`: those of this rank's
+    tile. `record_dtype`: "float32" or "bfloat16"; `copy_mode`: "log" or "state". `exact`: gradient sums are lossless
+    and independent of order.
     """
 
     rank: Rank
@@ -146,7 +146,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class EngineJob:
-    """What of a spec no plan changes. `reshard_rng`: random draws follow the samples when these change ranks."""
+    """Spec fields that no plan changes. `reshard_rng`: random draws follow the samples when these change ranks."""
 
     artifact: Artifact
     seed: int
@@ -156,7 +156,7 @@ class EngineJob:
 
 
 def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Kernel] | None = None) -> EngineSpec:
-    """The part of `rank` in `plan`. `kernels`: how long its units take, where they are waited for and not computed."""
+    """The spec of `rank` in `plan`. `kernels`: modelled seconds of units that are waited for instead of computed."""
     artifact = job.artifact
     train, evaluate = step_program(plan, rank), eval_program(plan, rank)
     return EngineSpec(
@@ -180,8 +180,8 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
 
 
 def key_stream(seed: int, reshard: bool, plan: Plan, rank: Rank) -> EngineKeys:
-    """By the sample's position in the run; or, if not `reshard`, as of a trainer that seeds each rank and draws call by
-    call, where a rank with another number of samples is at another place of its stream."""
+    """Keys by the sample's position in the run. Without `reshard`, as in a trainer that seeds each rank and draws call
+    by call: a rank with another number of samples is at another position of its stream."""
     tile = plan.tile(rank)
     if reshard:
         return EngineKeys(seed, plan.workload.options.global_batch, tuple(m.lo for m in tile.micro_batches))
@@ -190,7 +190,7 @@ def key_stream(seed: int, reshard: bool, plan: Plan, rank: Rank) -> EngineKeys:
 
 
 def _seed_of_rank(seed: int, rank: Rank) -> int:
-    """63 bits; a sum would give rank 1 of a run the stream of rank 0 in the run with the next seed."""
+    """A 63-bit hash; a sum would give rank 1 of a run the stream of rank 0 of the run with the next seed."""
     digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -203,8 +203,8 @@ def _buckets(artifact: Artifact, plan: Plan) -> tuple[EngineBucket, ...]:
             return EngineBucket(bucket.name, bucket.numel, bucket.dtype, UPDATE, bucket.group)
         fold = folds[bucket.buffers[0].name]
         spans = [(tile.rank, span.lo, span.hi) for tile in plan.tiles if fold.unit in tile.units for span in tile.spans]
-        if fold.per_step:  # All granules yield the same: the first one speaks for the step.
-            first = sorted(spans, key=lambda span: span[1])[:1]  # none where the plan has no part for this rank
+        if fold.per_step:  # All granules yield the same value: the first stands for the step.
+            first = sorted(spans, key=lambda span: span[1])[:1]  # none where the plan has no tile for this rank
             spans = [(rank, lo, lo + artifact.granule) for rank, lo, _ in first]
         return EngineBucket(bucket.name, bucket.numel, "float32", None, 0, tuple(spans))
 
@@ -212,7 +212,7 @@ def _buckets(artifact: Artifact, plan: Plan) -> tuple[EngineBucket, ...]:
 
 
 def _updates(artifact: Artifact) -> tuple[EngineBufferUpdate, ...]:
-    """In the order of the folds: outputs of units name them by their places."""
+    """Buffer updates in the order of the folds, as unit outputs name them by position."""
     places = {
         buffer.name: ("mutable", index, buffer.offset, buffer.shape, buffer.dtype)
         for index, bucket in enumerate(artifact.buckets)

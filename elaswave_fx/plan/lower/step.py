@@ -1,14 +1,14 @@
 """Lowering of a plan to the instruction lists that each rank's engine executes in order.
 
     ("RECV", value, mb, peer, tag, lo, hi, grad)   post the receive of samples [lo, hi) of micro-batch mb; never blocks
-    ("SEND", value, mb, peer, tag, lo, hi, grad)   once the value (or its gradient) is there, send; does not block after
+    ("SEND", value, mb, peer, tag, lo, hi, grad)   wait for the value (or its gradient), then send without blocking
     ("FORWARD", unit, mb)  ("BACKWARD", unit, mb)  wait for the pieces they read, run the unit
     ("BACKWARD_INPUTS", unit, mb)  ("BACKWARD_WEIGHTS", unit, mb)  the same as BACKWARD in halves
     ("REDUCE", bucket)  ("VOTE",)  ("UPDATE", bucket)  ("GATHER", bucket)  ("SNAPSHOT",)
 
-value, unit, bucket are indices into the workload; mb counts the rank's own micro-batches; lo, hi are relative to mb
-(0, 1 for a value without a sample axis). A tag is kind << 56 | value << 32 | receiver's mb; equal tags of later steps
-are told apart by their order on the link.
+value, unit, bucket are indices into the workload; mb counts the rank's own micro-batches; lo, hi are relative to mb (0,
+1 for a value without a sample axis). A tag is kind << 56 | value << 32 | receiver's mb; the order on the link
+distinguishes equal tags of later steps.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ ACTIVATION, GRADIENT = 1, 2
 """Kinds of tags chosen here; 3 and above are the engine's own."""
 
 LOOK_AHEAD = 2
-"""Actions ahead of their use, of those that receive, at which receives are posted: one micro-batch more than is in
-flight."""
+"""Receives are posted this many receiving actions ahead of their use: one micro-batch more than is in flight."""
 
 _BACKWARD = {"B": "BACKWARD", "I": "BACKWARD_INPUTS", "W": "BACKWARD_WEIGHTS"}
 
 TAG_LIMIT = 1 << 24
-"""Values of a program, and micro-batches of a rank, that a tag can tell apart."""
+"""Bound of the value index and the micro-batch number that a tag can encode."""
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """What one rank executes; `micro_batches` in step coordinates."""
+    """The instructions of one rank; `micro_batches` in step coordinates."""
 
     rank: Rank
     instructions: tuple[Instruction, ...]
@@ -51,10 +50,10 @@ class StepProgram:
 
 
 def step_program(plan: Plan, rank: Rank) -> StepProgram:
-    """The training step of a rank: its schedule, reductions as soon as they hold nobody up, vote, update, gather.
+    """The training step of a rank: its schedule, reductions as soon as they delay no other rank, vote, update, gather.
 
-    Buckets of which it owns a box, but which its units do not read, come first (their REDUCE only posts receives) and
-    last.
+    Buckets of which the rank owns a box, but which its units do not read, come first in the reductions (their REDUCE
+    only posts receives), and last in updates and gathers.
     """
     lowering = _Lowering(plan, rank)
     used = lowering.buckets_by_first_use()
@@ -88,8 +87,6 @@ def tag(kind: int, value: int, micro_batch: int) -> int:
 
 
 class _Lowering:
-    """The instruction list of one rank, action by action."""
-
     def __init__(self, plan: Plan, rank: Rank) -> None:
         self._plan = plan
         self._tile = plan.tile(rank)
@@ -108,7 +105,6 @@ class _Lowering:
         return units[at] if at < len(units) and units[at] < self._tile.units.hi else None
 
     def program(self, instructions: Sequence[Instruction]) -> StepProgram:
-        """The finished list with the tile's micro-batches."""
         tile = self._tile
         return StepProgram(tile.rank, tuple(instructions), tile.micro_batches)
 
@@ -163,7 +159,8 @@ class _Lowering:
         ]
 
     def _forward(self, mb: int) -> list[Instruction]:
-        """Units ascending; values passed on leave before their first consumer here, own values after their producer."""
+        """Units ascending. Values passed on are sent before their first consumer here, own values after their
+        producer."""
         passed_on, made_here = _by_unit(), _by_unit()
         for hop in self._out.get(mb, ()):
             sent = self._transfer("SEND", hop, ACTIVATION, mb, hop.target)
@@ -173,18 +170,18 @@ class _Lowering:
                 made_here[self._values[hop.value].producer].append(sent)
         units = self._tile.units
         instructions: list[Instruction] = [("FORWARD", unit, mb) for unit in range(units.lo, units.hi)]
-        for unit in sorted({*passed_on, *made_here}, reverse=True):  # what comes before keeps its place
+        for unit in sorted({*passed_on, *made_here}, reverse=True):  # `insert` keeps the order of earlier sends
             at = unit - units.lo
             instructions[at + 1 : at + 1] = made_here[unit]
             instructions[at:at] = passed_on[unit]
         return instructions
 
     def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
-        """Units descending; a gradient leaves after the last unit that adds to it. A bucket is reduced likewise, but
-        not before the last gradient has left: the stage before waits for that, and on the same link it would come after
-        all that the exchange sends.
+        """Units descending; a gradient is sent after the last unit that adds to it. A bucket is reduced likewise, but
+        not before the last gradient is sent: the previous stage waits for it, and on the same link it would queue
+        behind the whole exchange.
 
-        Gradients of values are made by whole backward passes and by their first halves.
+        Whole backward passes and first halves make the gradients of values.
         """
         after = _by_unit()
         for hop in self._in.get(mb, ()) if kind != "W" else ():
@@ -196,7 +193,7 @@ class _Lowering:
             after[min(unit, left)] += [("REDUCE", bucket) for bucket in buckets]
         units, name = self._tile.units, _BACKWARD[kind]
         instructions: list[Instruction] = [(name, unit, mb) for unit in range(units.hi - 1, units.lo - 1, -1)]
-        for unit in sorted(after):  # the last ones first, so that what comes before keeps its place
+        for unit in sorted(after):  # last first, to keep the order of earlier sends
             at = units.hi - unit
             instructions[at:at] = after[unit]
         return instructions
@@ -205,7 +202,7 @@ class _Lowering:
         return not self._tile.units.lo <= self._values[hop.value].producer < self._tile.units.hi
 
     def _first_consumer(self, value: int) -> int:
-        """Of a value that this rank receives or passes on."""
+        """The first consumer of a value that this rank receives or passes on."""
         first = self._first_here(self._values[value].consumers)
         assert first is not None
         return first

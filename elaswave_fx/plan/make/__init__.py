@@ -1,1 +1,1 @@
-"""Plans for wanted shapes: everything that follows from lanes, put together."""
+"""Plans for requested shapes: everything that follows from lanes, put together."""

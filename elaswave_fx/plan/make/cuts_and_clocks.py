@@ -1,11 +1,11 @@
-"""Cuts and clocks in one: a stage that holds everybody up may run at a higher clock, or hand a unit to the next one.
+"""Joint choice of cuts and clocks: a bottleneck stage may run at a higher clock, or pass a unit to its neighbour.
 
-    with_cuts_and_clocks(plan, power)  ->  the plan, or one whose lanes are cut near it; with the best clocks
-    cut_for_clocks(plan, make)         ->  the same of a plan that has clocks; `make` gives it other lanes
+    with_cuts_and_clocks(plan, power)  ->  the plan, or one with a nearby cut; with the best clocks
+    cut_for_clocks(plan, make)         ->  the same for a plan that has clocks; `make` plans other lanes
 
-The cut that is best at nominal clocks is where it begins. What is compared is a whole step at the clocks that are best
-for each cut under the power cap: the shorter one, and of equal ones that of less energy. After a loss what ranks have
-to fetch before they go on counts too.
+The search starts at the best cut for nominal clocks. Each cut is compared by a whole step at its best clocks under the
+power cap: the shorter step, then the lower energy. After a failure, fetching parameters before the next step counts
+too.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from elaswave_fx.plan.work.operating_points import Power
 from elaswave_fx.plan.work.tiling import Lane
 
 MOVES = 16
-"""Cuts are changed at most so often."""
+"""Upper bound of changes of the cut."""
 
 TASKS_A_CUT = 4_000
-"""So many tasks are run abstractly for the clocks of a cut that is tried; the first one, and the one that is taken, get
-more."""
+"""Tasks run abstractly for the clocks of one cut that is tried; the first cut and the chosen cut get more."""
 
 
 Make = Callable[[Sequence[Lane]], Plan | None]
-"""The plan of some lanes, for nominal clocks; None if it does not fit."""
+"""The plan of some lanes for nominal clocks; None if it does not fit."""
 
 Stall = Callable[[Sequence[Lane]], float]
-"""Seconds in which everybody waits before the first step with these lanes."""
+"""Seconds in which all ranks wait before the first step with these lanes."""
 
 
 def with_cuts_and_clocks(plan: Plan, power: Power) -> Plan:
-    """`plan` is one for nominal clocks, and so new that nobody has anything yet. PlanError if even the lowest clocks
-    draw more than the cap."""
+    """The plan with the best cuts and clocks. `plan` is for nominal clocks, and no rank has state yet. Raise PlanError
+    if even the lowest clocks draw more than the cap."""
     times, copies = LaneTimes(plan.workload, plan.topology), max((len(box.holders) for box in plan.boxes), default=0)
 
     def make(lanes: Sequence[Lane]) -> Plan | None:
@@ -53,11 +52,12 @@ def with_cuts_and_clocks(plan: Plan, power: Power) -> Plan:
 
 
 def cut_for_clocks(first: Plan, make: Make, stall: Stall = lambda lanes: 0.0) -> Plan:
-    """`first` has clocks. With the same boxes as `make` gives, or others; words say where units are cut after all."""
+    """`first`, which has clocks, or a plan of `make` with a better cut; its reason says where units are cut. `make`
+    keeps the boxes of `first` or deals new ones."""
     topology, life_s = first.topology, first.topology.life_s
 
     def cost(plan: Plan) -> tuple[float, float]:
-        """Seconds of a step, with the share that each has in what everybody waits for at first; and its joules."""
+        """Seconds of a step, including its share of the initial stall, and joules."""
         left_s = max(life_s - stall(plan.lanes), 1e-3 * life_s)
         return plan.predicted.step_s * life_s / left_s, plan.predicted.energy_j
 
@@ -83,14 +83,14 @@ def cut_for_clocks(first: Plan, make: Make, stall: Stall = lambda lanes: 0.0) ->
 
 
 def _is_less(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """By seconds, and where these are equal by joules."""
+    """Whether `one` is less in seconds; where these are equal, in joules."""
     if abs(one[0] - other[0]) > ROUNDING * other[0]:
         return one[0] < other[0]
     return one[1] < other[1] * (1 - ROUNDING)
 
 
 def _near(lanes: Sequence[Lane], plan: Plan) -> Iterator[tuple[Lane, ...]]:
-    """Lanes of one kind are cut alike, a unit from how they are."""
+    """Lanes whose cut differs by one unit; lanes of one kind are cut alike."""
     kinds = [_kind(lane, plan) for lane in lanes]
     for kind in dict.fromkeys(kinds):
         borders = next(lane.borders for lane, other in zip(lanes, kinds, strict=True) if other == kind)
@@ -114,7 +114,7 @@ def _borders(lanes: Sequence[Lane]) -> tuple[tuple[int, ...], ...]:
 
 
 def _words(found: Plan, first: Plan) -> str:
-    """Where units are cut after all, and what that brings."""
+    """Where units are cut instead, and the gain."""
     cuts = " | ".join(", ".join(map(str, cut[1:-1])) for cut in dict.fromkeys(_borders(found.lanes)))
     steps = f"{found.predicted.step_s * 1e3:.4g} ms instead of {first.predicted.step_s * 1e3:.4g} ms"
     return f"with clocks, units are cut at {cuts}: a step of {steps}"

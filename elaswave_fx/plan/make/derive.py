@@ -1,6 +1,6 @@
-"""What follows from lanes: boxes, orders of micro-batches, predicted cost.
+"""Everything that follows from lanes: boxes, orders of micro-batches, predicted cost.
 
-In: topology, workload, lanes. Out: the Plan, for nominal clocks. Nothing is chosen here but the order of work
+In: topology, workload, lanes. Out: the Plan, for nominal clocks. The only choice made here is the order of work
 (`lane_times.py`).
 
     make_plan(topology, workload, lanes, reason)
@@ -24,7 +24,7 @@ from elaswave_fx.plan.work.tiling import Lane, consecutive, tiles_of
 from elaswave_fx.plan.work.topology import Rank, Topology
 
 Pair = tuple[Rank, Rank]
-"""(who sends, to whom)."""
+"""(sender, receiver)."""
 
 
 def make_plan(
@@ -36,10 +36,10 @@ def make_plan(
     boxes: tuple[Box, ...] | None = None,
     times: LaneTimes | None = None,
 ) -> Plan:
-    """The plan of these lanes; PlanError if an order of micro-batches cannot run to the end.
+    """The plan of these lanes; raises PlanError if an order of micro-batches cannot run to the end.
 
-    Boxes are dealt and get `copies` holders each, unless `boxes` are given: those are taken as they are. `times` of
-    the same workload and topology, if there are any.
+    Boxes are dealt, with `copies` replica holders each, unless `boxes` are given. `times`: of the same workload and
+    topology.
     """
     times = times or LaneTimes(workload, topology)
     tiles = tiles_of(lanes, topology.ranks)
@@ -82,7 +82,7 @@ def make_plan(
 def needed_bytes(
     topology: Topology, workload: Workload, lanes: Sequence[Lane], boxes: Sequence[Box], times: LaneTimes
 ) -> dict[Rank, int]:
-    """By rank, the memory that `make_plan` would predict for these lanes and boxes."""
+    """Bytes by rank that `make_plan` would predict for these lanes and boxes."""
     kept = kept_elements(boxes)
     places = _costs_by_rank(topology, times, lanes, [times.of(lane, kept) for lane in lanes])
     return {rank: cost.memory_bytes + workload.state_bytes_per_element * kept[rank] for rank, cost in places.items()}
@@ -101,7 +101,7 @@ def _costs_by_rank(
 
 
 def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
-    """Which order of work was taken, and what it beat; nothing where there was no choice."""
+    """The chosen order of work and the alternative; empty where there was no choice."""
     if workload.options.schedule == "1f1b":
         return ""
     slowest = max(runs, key=lambda run: run.seconds)
@@ -113,7 +113,7 @@ def _order_words(workload: Workload, runs: Sequence[LaneRun]) -> str:
 
 
 class PlaceCost(NamedTuple):
-    """What a step costs a rank in a place of a lane of some kind; `memory_bytes` without the state that it keeps."""
+    """Cost of a step for a rank in one place of a lane; `memory_bytes` excludes the rank's state."""
 
     busy_s: float
     in_flight: int
@@ -124,11 +124,11 @@ class PlaceCost(NamedTuple):
 
 
 IDLE = PlaceCost(0.0, 0, 0, 0, 0, 0)
-"""Of a rank in no lane."""
+"""Cost of a rank in no lane."""
 
 
 def place_costs(times: LaneTimes, lane: Lane, run: LaneRun) -> list[PlaceCost]:
-    """By place of a lane that runs so."""
+    """Cost of each place of the lane."""
     sent, received = _hop_bytes(times.routes, lane)
     costs: list[PlaceCost] = []
     for stage in lane.stages:
@@ -144,7 +144,7 @@ def place_costs(times: LaneTimes, lane: Lane, run: LaneRun) -> list[PlaceCost]:
 
 
 def _memory_bytes(sums: UnitSums, units: Span, largest: int, counts: Sequence[tuple[int, int]]) -> int:
-    """Of a rank without state, whose activations are kept as its order says."""
+    """Bytes of a rank without state; its order bounds the saved activations."""
     saved, held = sums.saved(units), sums.held(units)
     fixed, per_sample = sums.arriving(units)
     return (
@@ -157,10 +157,10 @@ def _memory_bytes(sums: UnitSums, units: Span, largest: int, counts: Sequence[tu
 
 
 def _hop_bytes(routes: ValueRoutes, lane: Lane) -> tuple[Counter[int], Counter[int]]:
-    """Bytes of values and gradients that go out from each place of a lane in a step, and that come to it."""
+    """Bytes of values and gradients sent and received by each place of a lane in a step."""
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
-    shares: list[list[tuple[int, int, int]]] = []  # by stage (place, micro-batches, samples)
+    shares: list[list[tuple[int, int, int]]] = []  # by stage: (place, micro-batches, samples)
     first = 0
     for stage in lane.stages:
         dealt = [lane.micro_batches[span.lo : span.hi] for span in consecutive(stage.deal)]
@@ -178,10 +178,11 @@ def _hop_bytes(routes: ValueRoutes, lane: Lane) -> tuple[Counter[int], Counter[i
 
 
 def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[Pair], Counter[Pair], Counter[Pair]]:
-    """Bytes from rank to rank in a step: gradients to owners, records to holders, updated parameters to readers.
+    """Bytes from rank to rank in a step: gradients to owners, records to replica holders, updated parameters to
+    readers.
 
-    Readers that hold the box make its parameters from their copy; with copies.mode=state, which is there to compare
-    with, they do not, and copies are the whole state.
+    Readers that hold the box make its parameters from their replica. With copies.mode=state, a mode for comparison,
+    they do not, and replicas are sent as whole state.
     """
     reduced: Counter[Pair] = Counter()
     copied: Counter[Pair] = Counter()
@@ -210,7 +211,7 @@ def _of_senders(sent: Mapping[Pair, int]) -> Counter[Rank]:
 
 
 def _exchange_s(topology: Topology, phases: Sequence[Mapping[Pair, int]]) -> float:
-    """Seconds of the rank that takes longest to send, one message after another, and waits for each phase's last."""
+    """Seconds of the rank that sends longest, one message after another, including the latency of each phase."""
     spent: dict[Rank, float] = defaultdict(float)
     alike = topology.between_hosts if topology.is_uniform else None
     for phase in phases:

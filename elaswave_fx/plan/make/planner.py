@@ -1,8 +1,8 @@
-"""The planner: chooses a tiling of the work plane and says why.
+"""The planner: chooses a tiling of the work plane and gives the reason.
 
-In: a workload, a topology, and the shape to have. Out: a Plan whose `reason` says what was chosen and what it beat.
+In: a workload, a topology, and the requested shape. Out: a Plan whose `reason` names the choice and its alternatives.
 
-    plan_uniform(workload, topology, dp=2, pp=2)            what `parallel.dp` and `parallel.pp` ask for
+    plan_uniform(workload, topology, dp=2, pp=2)            the shape of `parallel.dp` and `parallel.pp`
     plan_lanes(workload, topology, ((1, 1, 1), (1, 1)))     lanes by the widths of their stages
 """
 
@@ -23,13 +23,14 @@ from elaswave_fx.plan.work.topology import Member, Rank, Topology, local_topolog
 from elaswave_fx.words import listed, size_text
 
 Widths = Sequence[Sequence[int]]
-"""By lane, the ranks of each of its stages."""
+"""Ranks of each stage, by lane."""
 
 
 def plan_uniform(workload: Workload, topology: Topology, dp: int, pp: int, copies: int = 1) -> Plan:
-    """dp lanes of pp stages of one rank each, rank = lane * pp + stage; `copies` ranks besides its owner keep each box.
+    """dp lanes of pp stages of one rank each, rank = lane * pp + stage; each box has `copies` replicas besides the
+    owner's.
 
-    ConfigError names the key that the program or the memory does not allow, and the nearest valid value.
+    Raise ConfigError with the key that the program or the memory does not allow, and the nearest valid value.
     """
     if len(topology.members) != dp * pp:
         raise PlanError(f"planner: dp {dp} x pp {pp} needs {dp * pp} ranks; the topology has {len(topology.members)}")
@@ -56,15 +57,15 @@ def uniform(dp: int, pp: int) -> Widths:
 
 
 def are_uniform(lanes: Sequence[Lane], dp: int, pp: int) -> bool:
-    """Whether these are dp lanes of pp stages of one rank, wherever they are cut."""
+    """Whether these are dp lanes of pp stages of one rank, with any cut."""
     return tuple(tuple(len(stage.ranks) for stage in lane.stages) for lane in lanes) == uniform(dp, pp)
 
 
 def plan_lanes(workload: Workload, topology: Topology, widths: Widths, copies: int = 1) -> Plan:
     """Lanes with cuts and shares of their own; ranks in order, lane by lane, stage by stage.
 
-    PlanError if a lane has more ranks than its samples can be dealt to, or if the tiles do not fit the memory of their
-    ranks at any micro-batch.
+    Raise PlanError if a lane has more ranks than its samples can be dealt to, or if the tiles do not fit the memory of
+    their ranks at any micro-batch.
     """
     across = sum(max(lane) for lane in widths)
     if across > workload.granules:
@@ -94,7 +95,7 @@ def sketch(members: Sequence[Member], widths: Widths) -> Sketches:
 
 
 def shape_name(widths: Widths) -> str:
-    """In words: how many lanes of which stages."""
+    """The number of lanes and their stages, in words."""
     if any(width > 1 for lane in widths for width in lane):
         parts = ["a lane" if len(widths) == 1 else f"{len(widths)} lanes"]
         return f"{parts[0]} of stages " + " | ".join("+".join(map(str, lane)) for lane in widths) + " ranks wide"
@@ -105,24 +106,24 @@ def shape_name(widths: Widths) -> str:
 
 
 def most_memory(plan: Plan) -> int:
-    """Bytes of the rank that needs most."""
+    """Bytes of the rank that needs the most."""
     return max(cost.memory_bytes for cost in plan.predicted.ranks.values())
 
 
 def fits_memory(plan: Plan) -> bool:
-    """Whether every rank has the memory that the plan predicts."""
     return has_memory(plan.topology, {rank: cost.memory_bytes for rank, cost in plan.predicted.ranks.items()})
 
 
 def has_memory(topology: Topology, needed: Mapping[Rank, int]) -> bool:
-    """Whether every rank has the bytes that it needs; one that is not named needs none."""
+    """Whether every rank has the bytes that it needs; a rank that is not named needs none."""
     return all(m.memory_bytes is None or needed.get(m.rank, 0) <= m.memory_bytes for m in topology.members)
 
 
 def _does_not_fit(
     workload: Workload, topology: Topology, table: MemoryTable, depth: int, copies: int, tried: Sequence[Plan]
 ) -> str:
-    """What the leanest plan tried needs, or the smallest micro-batch of an even partition, against what there is."""
+    """Memory of the leanest plan tried, or of the smallest micro-batch of an even partition, against the ranks'
+    memory."""
     spans = consecutive(even_split(len(workload.units), depth))
     need = max(table.total(units, workload.options.granule, depth - stage) for stage, units in enumerate(spans))
     if tried:
@@ -135,7 +136,8 @@ def _does_not_fit(
 
 
 def _nearest_depth_that_fits(workload: Workload, topology: Topology, dp: int, pp: int, copies: int) -> int | None:
-    """The pp nearest to the wanted one at which a plan fits ranks as small as the smallest, None if there is none."""
+    """The pp nearest to the requested one at which a plan fits ranks as small as the smallest; None if there is
+    none."""
     memory = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
     for depth in sorted(range(1, len(workload.units) + 1), key=lambda d: (abs(d - pp), d)):
         ranks = local_topology(dp * depth, topology.ranks_per_host, memory)
@@ -148,7 +150,7 @@ def _nearest_depth_that_fits(workload: Workload, topology: Topology, dp: int, pp
 
 
 def _reason(workload: Workload, sketches: Sketches, lanes: Sequence[Lane], costs: Sequence[float]) -> str:
-    """What was chosen, what it beat and why."""
+    """The choice, its alternatives and the grounds."""
     depth = max(len(lane.stages) for lane in lanes)
     parts = [shape_name([[len(stage.ranks) for stage in lane.stages] for lane in lanes])]
     if depth > 1:
@@ -166,7 +168,7 @@ def _reason(workload: Workload, sketches: Sketches, lanes: Sequence[Lane], costs
 
 
 def _against_even(costs: Sequence[float], speeds: Sequence[float], bounds: Sequence[int]) -> str:
-    """The slowest stage of the chosen cuts against equal numbers of units."""
+    """The slowest stage of the chosen cuts against that of equal numbers of units."""
     chosen = slowest_stage(costs, speeds, bounds)
     even = (0, *(s.hi for s in consecutive(even_split(len(costs), len(speeds)))))
     other = slowest_stage(costs, speeds, even)
@@ -181,7 +183,7 @@ def _against_even(costs: Sequence[float], speeds: Sequence[float], bounds: Seque
 
 
 def _micro_batch_reason(workload: Workload, lanes: Sequence[Lane], depth: int) -> str:
-    """Number and size of a rank's micro-batches, and the bubble of 1F1B against running each tile at once."""
+    """Number and size of a rank's micro-batches, and the bubble of 1F1B against each tile as one micro-batch."""
     counts = sorted({count for lane in lanes for stage in lane.stages for count in stage.deal})
     largest = max(len(m) for lane in lanes for m in lane.micro_batches)
     text = f"{_range(counts)} micro-batch{'es' if counts[-1] > 1 else ''} of at most {largest} samples"

@@ -1,9 +1,9 @@
-"""What the same ranks should do next: better lanes, even shares, no copies that nobody needs. Pure.
+"""Target layouts of unchanged ranks: better lanes, even shares, no superfluous replicas. Pure.
 
-In: a plan, with all of its copies there. Out: its goal, or the next plan on the way to it.
+In: a plan whose replicas are all in sync. Out: its target layout (`Goal`), or the next plan on the way to it.
 
     goal(plan, plan.topology, count=1)   ->  Goal(lanes of three stages, a step of 410 ms, "units cut anew: ...")
-    successor(plan, copies, count=1, …)  ->  the lanes as before, with copies for the goal's; then its lanes; then None
+    successor(plan, copies, count=1, …)  ->  the same lanes, with replicas for the target's; then its lanes; then None
     the same, rank 2 leaves              ->  the same, for lanes without it; then a plan without it
 """
 
@@ -28,12 +28,12 @@ from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Rank, Topology
 
 WORTH = 1.03
-"""A goal makes steps shorter by so much: copies travel for it, and everybody stops twice."""
+"""Minimal speedup of a target layout's steps: it costs replica traffic and two stops of all ranks."""
 
 
 def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
-    """The lanes among all candidates by which most steps are committed, reached from `plan` as its workload says;
-    None if they are not worth it. `topology`: the plan's ranks, with what they can do now. `count`: copies of a box."""
+    """The candidate lanes that commit most steps, reached from `plan` in its workload's mode; None if they are not
+    worth it. `topology`: the plan's ranks with their present speeds. `count`: replicas of a box."""
     if not plan.lanes:
         return None
     everywhere = [topology.ranks] * len(plan.boxes)
@@ -54,19 +54,18 @@ def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
 
 
 def _objective(plan: Plan, topology: Topology, now_s: float) -> Objective:
-    """What a goal is chosen by, from steps of `now_s`: its stall passes behind them, unless goals are blocking."""
+    """The objective for steps of `now_s`: a background target stalls no step, a blocking one does."""
     if plan.workload.options.goals == "blocking":
         return AtOnce(topology.life_s)
     return InBackground(topology.life_s, now_s, copies_per_stall(plan))
 
 
 def successor(plan: Plan, copies: Copies, count: int, request: ReplanRequest | None = None) -> Plan | None:
-    """The next plan, now that the ranks have these copies; None if the plan can stay, or has to. It has the same ranks,
-    or all but some that leave: those that have nothing to do, and of whose copies none is needed. Lanes that a user
-    asked for were asked for ranks as they were.
+    """The next plan, given the ranks' present replicas; None if the plan stays.
 
-    Until all copies are there that the plan wants, nothing changes but that a rank that is overdue goes, if others have
-    copies of all that it has.
+    It has the same ranks, or drops leaving ranks that have no work and no needed replica. A change of ranks voids
+    requested lanes. Until all replicas of the plan are in sync, the only change is that an overdue rank is dropped, if
+    other ranks have replicas of all its boxes.
     """
     request = request or ReplanRequest()
     known = replace(plan, topology=plan.topology.with_speeds(request.speeds).with_leaving(()))
@@ -87,8 +86,8 @@ def successor(plan: Plan, copies: Copies, count: int, request: ReplanRequest | N
 
 
 def reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Goal | None:
-    """Lanes as a user wants them, of the first ranks, cut and shared as well as can be; None if there can be none, or
-    they do not fit."""
+    """The requested lanes on the first ranks, with the best cuts and shares; None if they are impossible or do not
+    fit."""
     if reshape.dp is None or reshape.pp is None or why_never(plan, reshape) is not None:
         return None
     widths = uniform(reshape.dp, reshape.pp)
@@ -101,9 +100,9 @@ def reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Goal | No
 
 
 def carries(before: Plan, following: Plan, reshape: ReshapeRequest) -> bool:
-    """Whether the plan after `before` is for the reshape: its lanes, or its goal's, have the wanted shape, which the
-    lanes of `before` had not; the best are other lanes of the same ranks. A plan that has to come first, for ranks
-    that should have left by now, need not be one."""
+    """Whether the plan after `before` carries out the reshape: its lanes, or its target's, have the requested shape,
+    and those of `before` had not. A request for the best layout needs other lanes of the same ranks. A plan that
+    first drops overdue ranks need not carry it out."""
     lanes = _lanes_to_come(following)
     if reshape.is_best:
         return following.ranks == before.ranks and lanes != _lanes_to_come(before)
@@ -111,7 +110,7 @@ def carries(before: Plan, following: Plan, reshape: ReshapeRequest) -> bool:
 
 
 def aim_words(before: Plan, following: Plan) -> str:
-    """What the planned stop between these plans is for, as a clause."""
+    """The purpose of the planned reconfiguration between these plans, as a clause."""
     which = "the lanes that were asked for" if _comes_as_asked(following) else "other lanes"
     if following.lanes != before.lanes:
         return f"{which} are taken"
@@ -121,7 +120,7 @@ def aim_words(before: Plan, following: Plan) -> str:
 
 
 def why_never(plan: Plan, reshape: ReshapeRequest) -> str | None:
-    """What is wrong with a reshape, whatever memory ranks have; None if nothing is. The user has written it."""
+    """Why a reshape is invalid with any memory, as a message to the user; None if it is valid."""
     if reshape.is_best or reshape.dp is None or reshape.pp is None:
         return None
     ranks, work = len(plan.topology.staying.ranks), plan.workload
@@ -135,7 +134,7 @@ def why_never(plan: Plan, reshape: ReshapeRequest) -> str | None:
 
 
 def why_nothing_follows(plan: Plan, reshape: ReshapeRequest, count: int) -> str:
-    """Why a reshape, which could be, leads to no other plan. Some ranks may leave before it could be carried out."""
+    """Why a valid reshape leads to no other plan. Ranks may leave before it can be carried out."""
     if reshape.is_best:
         return f"no other lanes are known that make steps {WORTH - 1:.0%} shorter"
     goal = reshape_target(plan, reshape, count)
@@ -151,14 +150,14 @@ def why_nothing_follows(plan: Plan, reshape: ReshapeRequest, count: int) -> str:
 
 
 def speed_words(before: Topology, after: Topology) -> Iterator[str]:
-    """Which ranks have another speed than before, or are tried at one."""
+    """Ranks whose speed has changed or is assumed for a trial."""
     for rank, speed in after.speeds_changed_from(before).items():
         tried = "was too slow for any work and is tried at" if rank in after.on_trial else "has"
         yield f"rank {rank} {tried} a speed of {speed:g}, not {before.member(rank).speed:g}"
 
 
 def _leaves(plan: Plan, leaving: Sequence[Rank], before: Sequence[Rank], count: int) -> Iterator[Topology]:
-    """With as many leavers as can be spared, first those that were leaving before; at last with none."""
+    """Topologies with as many leavers as can be spared, earlier leavers first; the last one has none."""
     in_turn = sorted(leaving, key=lambda rank: (rank not in before, rank))
     for number in range(min(len(in_turn), len(plan.ranks) - 1), 0, -1):
         topology = plan.topology.with_leaving(in_turn[:number])
@@ -168,8 +167,8 @@ def _leaves(plan: Plan, leaving: Sequence[Rank], before: Sequence[Rank], count: 
 
 
 def lanes_without(plan: Plan, count: int) -> Goal | None:
-    """What the ranks that stay do best when those that leave have gone; the lanes as they are, if they have these to
-    themselves. None if they cannot go on alone."""
+    """The best lanes of the ranks that stay; the present lanes if only these ranks compute in them. None if these ranks
+    cannot continue alone."""
     staying = plan.topology.staying
     search = LaneSearch(
         replace(plan, workload=next_workload(plan, plan.topology)), plan.topology, [plan.ranks] * len(plan.boxes)
@@ -180,7 +179,7 @@ def lanes_without(plan: Plan, count: int) -> Goal | None:
 
 
 def _with_most_copies(search: LaneSearch, find: Callable[[int], Found | None], most: int) -> Goal | None:
-    """The lanes that `find` finds for as many copies of each box as fit, at most so many; None if none fit."""
+    """The lanes that `find` returns for the most replicas per box that fit, up to `most`; None if none fit."""
     for copies in range(most, -1, -1):
         found = find(copies)
         if found is not None:
@@ -193,7 +192,8 @@ def _goal_of(found: Found) -> Goal:
 
 
 def _without_overdue(plan: Plan, copies: Copies, count: int, overdue: Sequence[Rank]) -> Plan | None:
-    """The plan of the others, who have copies of everything, maybe fewer than are wanted; None if there is none."""
+    """The plan without overdue ranks, maybe with fewer replicas than requested; None unless the others have replicas of
+    everything."""
     leaving = plan.topology.with_leaving(overdue) if set(overdue) < set(plan.ranks) else plan.topology
     if not leaving.leaving or lanes_without(replace(plan, topology=leaving), count) is None:
         return None
@@ -202,19 +202,19 @@ def _without_overdue(plan: Plan, copies: Copies, count: int, overdue: Sequence[R
         return None
     try:
         return replan(replace(plan, topology=leaving), leaving.staying.ranks, left, count)
-    except PlanError:  # nothing fits with the copies where they are: the ranks have to stay
+    except PlanError:  # nothing fits with the replicas where they are: the ranks have to stay
         return None
 
 
 def _without_leavers(plan: Plan, copies: Copies, count: int) -> Plan | None:
-    """The plan of the ranks that stay, if nothing is needed of the others any more."""
+    """The plan of the ranks that stay, if the others hold nothing that is needed."""
     leaving, staying = plan.topology.leaving, plan.topology.staying.ranks
     left = _copies_of(staying, copies)
     computes = any(rank in leaving for lane in plan.lanes for rank in lane.ranks)
     if not leaving or computes or not all(left.values()):
         return None
     following = replan(plan, staying, left, count)
-    # Where copies are made in waves, some boxes have fewer than are wanted, for now.
+    # Where replicas are made in waves, some boxes have fewer than requested for now.
     enough = min(min(count, len(staying) - 1) + 1, max(len(box.replica_ranks) for box in following.boxes))
     return following if all(len(ranks) >= enough for ranks in left.values()) else None
 
@@ -224,13 +224,13 @@ def _copies_of(ranks: Sequence[Rank], copies: Copies) -> dict[BoxId, tuple[Rank,
 
 
 def _successor(plan: Plan, copies: Copies, count: int, looks: bool) -> Plan | None:
-    """`looks`: for a better goal than the plan has."""
+    """`looks`: whether to search for a better target layout than the plan's."""
     following = _without_leavers(plan, copies, count)
     if following is not None:
         return following
     if any(rank in plan.topology.leaving for lane in _lanes_to_come(plan) for rank in lane.ranks):
         plan = replace(plan, goal=lanes_without(plan, count))
-    # Where memory is short, there may be no room for what is wanted: then nothing follows.
+    # Where memory is short, there may be no room for the requested replicas: then there is no successor.
     if wants_move(plan, copies, count):
         following = replan(plan, plan.ranks, copies, count)
         if _differs(plan, following):
@@ -243,8 +243,8 @@ def _successor(plan: Plan, copies: Copies, count: int, looks: bool) -> Plan | No
 
 
 def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, float]) -> Plan | None:
-    """The next plan if these ranks had these speeds; None if it had no work for any of them. Of those for whom it has
-    none, nothing is assumed."""
+    """The next plan if these ranks had these speeds; None if it had no work for any of them. Ranks without work in it
+    keep their known speed."""
     if not speeds:
         return None
     following = _successor(replace(plan, topology=plan.topology.with_trials(speeds)), copies, count, looks=True)
@@ -258,8 +258,8 @@ def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, f
 
 
 def _with_reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Plan:
-    """The plan, of which the reshape is the goal; as it is where it has these lanes, or they do not fit, or copies for
-    them, or they were given up."""
+    """The plan with the reshape as its target layout; unchanged if it has these lanes, if they or their replicas do not
+    fit, or if they were given up."""
     if reshape.is_best:
         return replace(plan, is_asked=False)
     goal = reshape_target(plan, reshape, count)
@@ -274,12 +274,12 @@ def _with_reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Pla
 
 
 def _without_room(plan: Plan, goal: Goal) -> Short | None:
-    """A copy for which no rank would ever have room; none is made where goals are blocking."""
+    """A replica for which no rank would ever have room. None where goals are blocking, as no replicas are made then."""
     return None if plan.workload.options.goals == "blocking" else copy_without_room(goal, plan)
 
 
 def _have_shape(lanes: Sequence[Lane], reshape: ReshapeRequest) -> bool:
-    """Whether these are the lanes of a reshape that names its own, wherever they are cut."""
+    """Whether the lanes have the shape that the reshape names, with any cut."""
     return are_uniform(lanes, reshape.dp or 0, reshape.pp or 0)
 
 
@@ -292,7 +292,7 @@ def _lanes_to_come(plan: Plan) -> tuple[Lane, ...]:
 
 
 def _differs(one: Plan, other: Plan) -> bool:
-    """In who computes what, owns what, or has copies of what."""
+    """Whether the plans differ in work, ownership or replicas."""
     return (one.lanes, one.goal) != (other.lanes, other.goal) or any(
         a.owner != b.owner or set(a.replica_ranks) != set(b.replica_ranks)
         for a, b in zip(one.boxes, other.boxes, strict=True)

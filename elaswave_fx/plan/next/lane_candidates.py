@@ -1,7 +1,7 @@
-"""What the ranks that are left could do: sketches of lanes, with the words that describe them.
+"""Candidate lanes for the remaining ranks: sketches, with the words that describe them.
 
-In: the plan before and the topology now. Out: candidates, for `lane_search.py` to shape, to time and to compare. Lanes
-that lost nobody stay as they are, unless a candidate says that they help one that did.
+In: the previous plan and the present topology. Out: candidates, for `lane_search.py` to shape, time and compare. Whole
+lanes stay as they are, unless a candidate uses them to help a hurt lane.
 
     4 x 4 lost rank 5, of the second lane   ->  its stages keep their units, and peers are dealt its micro-batches;
                                                 three stages instead of four; one lane with a neighbour; everything anew
@@ -21,20 +21,20 @@ from elaswave_fx.plan.work.topology import Member, Rank, Topology
 from elaswave_fx.words import listed, rank_words
 
 MANY = 64
-"""Up to so many ranks, all numbers of lanes are considered; those of more differ by less than their predictions do."""
+"""Bound of ranks up to which all numbers of lanes are considered; with more ranks, neighbouring numbers differ by less
+than the prediction error."""
 
 MUCH_SLOWER = 0.5
-"""A rank of more than so much of the highest speed always has something to do: at half of it, it can take half of a
-share, and a step without it is rarely shorter."""
+"""Ranks above this fraction of the highest speed always get work: at half of it a rank can take half of a share, and a
+step without it is rarely shorter."""
 
 Stages = tuple[tuple[Member, ...], ...]
-"""The members of a lane, stage by stage; a stage may have lost all."""
+"""The members of a lane, stage by stage; a stage may have lost all of them."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Lanes that could be next. `name` says in words what becomes of those that lost somebody. `shares`: granules of
-    each, where they are not to be chosen."""
+    """Lanes for the next plan. `name` describes the change of hurt lanes. `shares`: fixed granules of each lane."""
 
     name: str
     sketches: Sketches
@@ -42,8 +42,8 @@ class Candidate:
 
 
 def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """All of them, distinct, those that change least first. Each has all members of the topology; and where some are
-    much slower than others, there are the same without these, which compute nothing then."""
+    """All distinct candidates, least change first, each with all members of the topology. Where some ranks are much
+    slower, the same candidates follow without them; they compute nothing then."""
     yield from _of_all(plan, topology)
     for slow in _much_slower(topology):
         members = tuple(member for member in topology.members if member.rank not in slow)
@@ -52,7 +52,7 @@ def lane_candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
 
 
 def _much_slower(topology: Topology) -> Iterator[tuple[Rank, ...]]:
-    """Ranks of at most so high a speed, for each of the speeds that are low beside the highest one."""
+    """Slow ranks up to each of the speeds that are low against the highest."""
     speeds = {member.speed for member in topology.members}
     for speed in sorted(speeds):
         if speed <= MUCH_SLOWER * max(speeds):
@@ -73,13 +73,13 @@ def _of_all(plan: Plan, topology: Topology) -> Iterator[Candidate]:
 
 
 def unchanged(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """The lanes as they are, where ranks have come and nobody has gone: joiners get copies first."""
+    """The present lanes, if ranks have joined and none has left: joiners first get replicas."""
     if plan.lanes and set(plan.ranks) < set(topology.ranks):
         yield Candidate("lanes as before, joiners get copies", tuple(whole_lanes(plan, topology).values()))
 
 
 def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
-    """Whether new lanes are those others; they are drawn only if they could be."""
+    """Whether the lanes are equal; `new` is only built if they could be."""
     if len(new) != len(other) or any(sketch.borders is not None for sketch in other):
         return False
     if isinstance(new, SideBySide) and any(len(s.stages) != depth for s, depth in zip(other, new.depths, strict=True)):
@@ -88,9 +88,9 @@ def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
 
 
 def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Candidate]:
-    """Side by side or one of wide stages, in all depths, as even as can be; ranks in the order of the units that they
-    had. Of more than `MANY` ranks, only the most and the fewest lanes of each depth, and wide stages where there are
-    more ranks than lanes can be."""
+    """Lanes side by side, or one lane of wide stages, in all depths, as even as possible, with ranks in the order of
+    their former units. With more than `MANY` ranks: only the most and the fewest lanes of each depth, and wide stages
+    where ranks exceed the possible lanes."""
     count = len(order)
     narrow = [parts for parts in _numbers_of_lanes(count, units) if parts <= granules]
     wide = range(1, min(count, units) + 1) if count <= MANY or not narrow else ()
@@ -104,7 +104,7 @@ def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Ca
 
 
 def _numbers_of_lanes(ranks: int, units: int) -> list[int]:
-    """Into how many lanes so many ranks are put that none is deeper than there are units."""
+    """Numbers of lanes in which no lane is deeper than there are units."""
     if ranks <= MANY:
         return [parts for parts in range(1, ranks + 1) if -(-ranks // parts) <= units]
     of_depth = ((-(-ranks // (depth + 1)), ranks // depth) for depth in range(1, units + 1))
@@ -112,7 +112,7 @@ def _numbers_of_lanes(ranks: int, units: int) -> list[int]:
 
 
 def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """The lanes as they are, but for those that lost somebody and those that help them; nothing for joiners."""
+    """The present lanes but for hurt lanes and the lanes that help them; no work for joiners."""
     alive = {m.rank: m for m in topology.members}
     if not plan.lanes or not set(alive) <= set(plan.ranks):
         return
@@ -127,7 +127,7 @@ def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
 
 
 def whole_lanes(plan: Plan, topology: Topology) -> dict[int, Sketch]:
-    """By place, the lanes that have lost nobody, as they are."""
+    """Complete lanes by place, unchanged."""
     alive = {m.rank: m for m in topology.members}
     return {
         i: Sketch(tuple(tuple(alive[rank] for rank in stage.ranks) for stage in lane.stages), lane.borders)
@@ -137,12 +137,11 @@ def whole_lanes(plan: Plan, topology: Topology) -> dict[int, Sketch]:
 
 
 def samples_of_lanes(plan: Plan) -> tuple[int, ...]:
-    """How many each lane computes."""
     return tuple(sum(map(len, lane.micro_batches)) for lane in plan.lanes)
 
 
 def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """Every lane has the samples that it had; those that lost somebody are cut anew, less deep or less wide."""
+    """Every lane keeps its samples; hurt lanes are cut anew, less deep or less wide."""
     alive = {m.rank: m for m in topology.members}
     left = [tuple(tuple(alive[r] for r in s.ranks if r in alive) for s in lane.stages) for lane in plan.lanes]
     sketches = tuple(
@@ -155,7 +154,7 @@ def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
 
 
 def keeps_units(plan: Plan, candidate: Candidate) -> bool:
-    """Whether no rank gets a unit that it did not have."""
+    """Whether no rank gets a new unit."""
     count = len(plan.workload.units)
     had = {tile.rank: tile.units for tile in plan.tiles}
     for sketch in candidate.sketches:
@@ -169,8 +168,8 @@ def keeps_units(plan: Plan, candidate: Candidate) -> bool:
 
 
 def places(plan: Plan, topology: Topology) -> dict[Rank, int]:
-    """Ranks in the order in which the plan before names them: their places in lanes, then the boxes that they have;
-    joiners by their numbers. Whatever ranks are called, those in the same places come in the same order."""
+    """Positions of ranks by their order in the previous plan: place in lanes, then boxes; joiners by number. Renaming
+    ranks does not change the order of places."""
     named = itertools.chain(
         (rank for lane in plan.lanes for rank in lane.ranks),
         (rank for box in plan.boxes for rank in (box.owner, *box.holders)),
@@ -186,7 +185,7 @@ def _alike(a: Lane, b: Lane) -> bool:
 def _keeping_units(
     plan: Plan, left: Sequence[Stages], whole: dict[int, Sketch], groups: Sequence[Sequence[int]]
 ) -> Iterator[Candidate]:
-    """Every stage that lost a rank has others: in its own lane, or in all lanes with the same cuts, as one lane."""
+    """Stages that lost a rank borrow others: from their own lane, or from all lanes with the same cuts, as one lane."""
     own = [(i,) if all(left[i]) else tuple(group) for group in groups for i in group if i not in whole]
     together = [tuple(group) for group in groups]
     for name, parts in (("stages keep their units", own), ("stages keep their units, as one lane", together)):
@@ -201,7 +200,7 @@ def _keeping_units(
 def _with_a_neighbour(
     plan: Plan, left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[int], keep: bool
 ) -> Iterator[Candidate]:
-    """Each hurt lane as one with a lane of its own that lost nobody, and has the same cuts."""
+    """Each hurt lane merged with a complete lane of the same cuts."""
     pairs: list[tuple[int, ...]] = []
     free = list(whole)
     for i in hurt:
@@ -245,12 +244,12 @@ def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[
 
 
 def _union(lanes: Sequence[Stages]) -> Stages:
-    """Stage by stage."""
+    """The stages of all lanes, merged stage by stage."""
     return tuple(tuple(member for stage in stages for member in stage) for stages in zip(*lanes, strict=True))
 
 
 def _lanes(whole: dict[int, Sketch], parts: Sequence[Sequence[int]], sketches: Sequence[Sketch | None]) -> Sketches:
-    """Lanes that stay, and `sketches` in the places of the first lanes that they are made of."""
+    """Unchanged lanes, and `sketches` in the places of the first lanes that they are made of."""
     taken = {i for part in parts for i in part}
     found: dict[int, Sketch | None] = {i: sketch for i, sketch in whole.items() if i not in taken}
     found.update({min(part): sketch for part, sketch in zip(parts, sketches, strict=True)})
@@ -258,12 +257,12 @@ def _lanes(whole: dict[int, Sketch], parts: Sequence[Sequence[int]], sketches: S
 
 
 def _by_units(plan: Plan, topology: Topology) -> list[Member]:
-    """The ranks in the order of what they computed: first unit, then place; ranks without a tile last."""
+    """The ranks in the order of their former work: first unit, then place; ranks without a tile last."""
     first, last = {tile.rank: tile.units.lo for tile in plan.tiles}, len(plan.workload.units)
     place = places(plan, topology)
     return sorted(topology.members, key=lambda member: (first.get(member.rank, last), place[member.rank]))
 
 
 def _shape(depths: Sequence[int]) -> str:
-    """Of lanes one rank wide."""
+    """Words for lanes one rank wide."""
     return shape_name([(1,) * depth for depth in depths])

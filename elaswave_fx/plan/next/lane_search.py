@@ -1,9 +1,10 @@
-"""The best lanes for the ranks that there are: candidates become ideas, then drafts, and a few of these plans.
+"""Search of the best lanes for the present ranks: candidates become ideas, then drafts, and a few of these plans.
 
-In: the plan before, the topology now, who has a copy of which box. Out: `Found`, the best candidate as a plan.
+In: the previous plan, the present topology, the replica holders of each box. Out: `Found`, the best candidate as a
+plan.
 
     LaneSearch(plan, topology, have).best_lanes(copies=1)
-    ideas, those first that promise most -> looked at: cut -> drafts: shaped and timed -> plans: boxes handed out
+    ideas, most promising first -> looked at: cut -> drafts: shaped and timed -> plans: boxes handed out
 """
 
 from __future__ import annotations
@@ -43,28 +44,26 @@ from elaswave_fx.plan.work.topology import Rank, Topology
 from elaswave_fx.words import size_text
 
 SIZES_TRIED = 2
-"""Of micro-batches, for each candidate: those of before, and what its depth asks for."""
+"""Micro-batch sizes per candidate: the previous one, and the one its depth asks for."""
 
 SLACK = 0.98
-"""Of the shortest step that an idea could have: uneven micro-batches can be a little faster than that."""
+"""Factor on an idea's lower bound: uneven micro-batches can be slightly faster than the bound."""
 
 WORTHWHILE = 1.01
-"""A draft must promise so many times the steps of a plan that there is, or no plan is made of it: what drafts do not
-know is about as much, and every plan takes milliseconds, in which everybody waits."""
+"""Minimal gain in predicted steps for a draft to become a plan. Drafts are about that inexact, and every plan takes
+milliseconds in which all ranks wait."""
 
 BEATEN = 3
-"""Candidates that the reason of a plan names besides the one that was taken."""
+"""Beaten candidates that the reason of a plan names."""
 
 
 FEW_RANKS = 6
-"""Of more of them there are so many candidates that cutting each in every way would take seconds, and everybody
-waits."""
+"""With more ranks there are so many candidates that trying every cut would take seconds, in which all ranks wait."""
 
 
 class Choice(NamedTuple):
-    """What a search has found to be worth a plan: `ideas`, candidates by their names and the sizes of their
-    micro-batches, most of which is one; `step_s` of the one that was taken; `beaten`: the others, in words.
-    `on_the_way`: the same of lanes that are taken first."""
+    """Result of a search: `ideas` that became plans, by candidate name and largest micro-batch; `step_s` of the chosen
+    plan; `beaten`: the others, in words; `on_the_way`: the result for intermediate lanes."""
 
     ideas: frozenset[tuple[str, int]]
     step_s: float
@@ -74,9 +73,8 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class _Idea:
-    """A candidate, of such an outline, with micro-batches of a size. `least_s`: about the shortest step that it could
-    have, infinite once none can be better than one that is known; `floor_s`: none is shorter; `place`: among all
-    ideas. `cut`: where its units are cut, once the idea has been looked at."""
+    """A candidate with a micro-batch size. `least_s`: approximate lower bound of its step, infinite once a known draft
+    beats it; `floor_s`: strict lower bound; `place`: among all ideas; `cut`: of its units, once looked at."""
 
     candidate: Candidate
     outline: Outline
@@ -92,10 +90,9 @@ class _Idea:
 
 @dataclass(frozen=True)
 class _Draft:
-    """An idea in parts, with their predicted step, as far as it is known before boxes are handed out; and with what
-    they cost before the first one: bytes of parameters that all ranks together fetch, and the time that the last one
-    waits for its own. `is_bound`: the step is at least that long, which is worse than another draft, so that not all
-    lanes were timed. `plan`: once there is one; the step is its own then."""
+    """An idea in parts, with their step as predicted before boxes are handed out, and its initial cost: parameter bytes
+    that all ranks fetch, and the longest wait for them. `is_bound`: `step_s` is a lower bound that another draft beats,
+    so not all lanes were timed. `plan`: set once made; then `step_s` is the plan's."""
 
     idea: _Idea
     parts: Sequence[Part]
@@ -108,18 +105,17 @@ class _Draft:
 
     @property
     def name(self) -> str:
-        """Of the candidate."""
         return self.idea.candidate.name
 
     def steps(self, objective: Objective) -> float:
-        """By the objective; to four digits, as what differs by less is alike."""
+        """Committed steps by the objective, rounded to four digits: smaller differences are noise."""
         return float(f"{objective.steps(self.step_s, self.stall_s):.4g}")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan, `because` of what it was taken; `stall_s`: seconds in which everybody waits before its first step;
-    `choice`: what was looked at, where that was a search."""
+    """A plan and `because`, its reasons. `stall_s`: seconds in which all ranks wait before its first step; `choice`:
+    the result of the search, if there was one."""
 
     plan: Plan
     because: tuple[str, ...]
@@ -128,8 +124,8 @@ class Found:
 
 
 class LaneSearch:
-    """The candidate by which most steps are committed while this topology is expected to last, and of equal ones the
-    one that moves least; at nominal clocks. `plan`: that of before, with what a step is from now on."""
+    """Search of the candidate that commits most steps during the topology's expected life, at nominal clocks; ties go
+    to the fewest bytes moved. `plan`: the previous plan, with the present workload."""
 
     def __init__(
         self,
@@ -140,8 +136,8 @@ class LaneSearch:
         shaper: LaneShaper | None = None,
         among: Sequence[Candidate] | None = None,
     ) -> None:
-        """`have`: by box, who has a copy. `objective`: by default of plans that stay. `among`: the candidates, where
-        they are not those of the job's policy."""
+        """`have`: replica holders by box. `objective`: default `AtOnce`. `among`: candidates other than those of the
+        job's policy."""
         self._plan = plan
         self._topology = topology = replace(topology, power=None)  # clocks are chosen for what is found
         self._have = have
@@ -155,20 +151,19 @@ class LaneSearch:
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
-        """Those of the topology."""
         return self._topology.ranks
 
     @property
     def leaving(self) -> tuple[Rank, ...]:
-        """Those that are to get nothing to do."""
+        """Leaving ranks, which get no work."""
         return self._topology.leaving
 
     def toward(self, objective: Objective) -> LaneSearch:
-        """The same by another objective."""
+        """The same search with another objective."""
         return LaneSearch(self._plan, self._topology, self._have, objective, self._shaper, self._among)
 
     def without(self, names: Collection[str]) -> LaneSearch:
-        """The same without the candidates of these names, which are what `Found.because` begins with."""
+        """The same search without the candidates of these names, with which `Found.because` begins."""
         if not names:
             return self
         among = candidates(self._plan, self._topology) if self._among is None else self._among
@@ -176,13 +171,12 @@ class LaneSearch:
         return LaneSearch(self._plan, self._topology, self._have, self._objective, self._shaper, rest)
 
     def as_it_is(self, copies: int, keeps: bool = False) -> Found | None:
-        """The lanes of before; None if they do not fit. `keeps`: copies that are there stay, if they have room, though
-        they are more."""
+        """The previous lanes; None if they do not fit. `keeps`: surplus replicas stay if they have room."""
         plan = self.fitting(self._plan.lanes, copies, keeps=keeps)
         return None if plan is None else Found(plan, ("lanes as before",))
 
     def best_lanes(self, copies: int) -> Found | None:
-        """Of all candidates, also for the same ranks."""
+        """The best of all candidates, for unchanged ranks too."""
         for sizes in (SIZES_TRIED, None):
             found = self._best_of(self._ideas(copies, sizes), copies)
             if found is not None:
@@ -190,8 +184,7 @@ class LaneSearch:
         return None
 
     def with_clocks(self, found: Found, copies: int) -> Found:
-        """The same with clocks, where there are any to choose from; and with lanes cut near where they are for nominal
-        ones, where units may be moved."""
+        """The result with clocks, where there is a choice of clocks; also with nearby cuts, where units may move."""
         options, power = self._plan.workload.options, self._plan.topology.power
         if power is None:
             return found
@@ -202,12 +195,12 @@ class LaneSearch:
         return replace(found, plan=cut_for_clocks(plan, make, self._stall_s))
 
     def _stall_s(self, lanes: Sequence[Lane]) -> float:
-        """Until the last rank has the parameters of units that are new to it."""
+        """Seconds until the last rank has the parameters of its new units."""
         units = ((rank, stage.units) for lane in lanes for stage in lane.stages for rank in stage.ranks)
         return self._exchange.stall_s(self._had, units)
 
     def alike(self, copies: int, like: Choice) -> Found | None:
-        """What was found for another rank of the kind; None if it does not fit here, or takes longer."""
+        """The result found for another rank of the same kind; None if it does not fit here or takes longer."""
         found = self._best_of(self._ideas(copies, None, like), copies)
         if found is None or found.plan.predicted.step_s >= WORTHWHILE * like.step_s:
             return None
@@ -215,11 +208,10 @@ class LaneSearch:
         return replace(found, because=(name, verdict, *filter(None, (like.beaten,))), choice=like)
 
     def _best_of(self, ideas: list[_Idea], copies: int) -> Found | None:
-        """The best draft that is still about the best as a plan, in which every rank has the room that its boxes leave.
-        Ideas are looked at, and then shaped and timed, as long as they promise more than what has been found: those
-        first that promise most."""
+        """The best draft that stays about the best as a plan whose boxes fit every rank. Ideas are examined, then
+        shaped and timed, most promising first, while they promise more than the best so far."""
         heapq.heapify(ideas)
-        drafts: list[_Draft] = []  # the best one first
+        drafts: list[_Draft] = []  # best first
         planned: set[tuple[str, int]] = set()
         while ideas or drafts:
             best = drafts[0] if drafts else None
@@ -244,7 +236,7 @@ class LaneSearch:
                 words = (taken.name, self._verdict(taken.plan, taken), *filter(None, (beaten,)))
                 return Found(taken.plan, words, taken.stall_s, choice)
             del drafts[0]
-            if best.is_bound:  # those that seemed better do not fit
+            if best.is_bound:  # drafts that seemed better do not fit
                 draft = self._draft(best.idea, copies, drafts[0] if drafts else None)
                 if draft is not None:
                     bisect.insort(drafts, draft, key=self._worth)
@@ -260,7 +252,7 @@ class LaneSearch:
         return draft.steps(self._objective) >= WORTHWHILE * known.steps(self._objective)
 
     def _worth(self, draft: _Draft) -> tuple[float, int, float, float, int]:
-        """The least is best; of those alike that move as much the one of the shortest step, then what promised most."""
+        """Sort key, least is best: steps, then bytes moved, then the shortest step, then the best bound."""
         step_s = round(draft.step_s, 9)
         return -draft.steps(self._objective), draft.moved_bytes, step_s, draft.least_s, -draft.idea.place
 
@@ -268,8 +260,8 @@ class LaneSearch:
         return idea.floor_s < self._objective.longest_s(best.steps(self._objective))
 
     def _ideas(self, copies: int, most: int | None, like: Choice | None = None) -> list[_Idea]:
-        """Every candidate in at most so many sizes of micro-batches; all of them for None, where memory is short.
-        `like`: those only that have its name and size."""
+        """Every candidate in at most `most` micro-batch sizes; all sizes for None, where memory is short. `like`: only
+        the ideas of that result."""
         before = _largest(self._plan.lanes)
         found: list[_Idea] = []
         among = candidates(self._plan, self._topology) if self._among is None else self._among
@@ -286,12 +278,12 @@ class LaneSearch:
         return found
 
     def _floor_s(self, least_s: float) -> float:
-        """What no step is shorter than, of lanes of which the shortest is about `least_s`; where all cuts are tried,
-        how soon lanes can end is asked of each idea by itself."""
+        """Strict lower bound for lanes with the approximate bound `least_s`; 0 where all cuts are tried, as each idea
+        then has a check of its own."""
         return 0.0 if self._shaper.cuts.tries_all else SLACK * least_s
 
     def _look(self, idea: _Idea, copies: int) -> _Idea | None:
-        """The same with its cuts, and with a better bound; None if units do not fit, or samples do not suffice."""
+        """The idea with its cuts and a better bound; None if units do not fit or samples do not suffice."""
         candidate, size, shaper = idea.candidate, idea.micro_batch, self._shaper
         cannot_fit = not shaper.cuts.tries_all and shaper.cannot_fit(idea.outline, size)
         if cannot_fit and _is_cut_anew(candidate):
@@ -304,7 +296,7 @@ class LaneSearch:
         return replace(idea, cut=cut, least_s=least_s, floor_s=self._floor_s(least_s))
 
     def _look_closer(self, idea: _Idea, cut: Cut, best: _Draft | None) -> _Idea:
-        """The same, or one that promises too little, if it cannot be better than the best draft so far."""
+        """The idea, or a copy with an infinite bound if it cannot beat the best draft so far."""
         steps = 0.0 if best is None else best.steps(self._objective)
         limit_s = self._objective.longest_s(steps) if steps else math.inf
         if math.isinf(limit_s):
@@ -314,8 +306,8 @@ class LaneSearch:
         return replace(idea, least_s=math.inf, floor_s=limit_s)
 
     def _draft(self, idea: _Idea, copies: int, best: _Draft | None) -> _Draft | None:
-        """None if samples do not suffice. Lanes are timed, those first that take longest with whole backward passes, as
-        long as the draft may be as good as the best one so far."""
+        """The idea as a draft; None if samples do not suffice. Lanes are timed, longest with whole backward passes
+        first, while the draft may match the best so far."""
         size, shaper = idea.micro_batch, self._shaper
         sketches, shares = idea.candidate.sketches, idea.candidate.shares
         assert idea.cut is not None, "an idea is looked at first"
@@ -347,7 +339,7 @@ class LaneSearch:
         return draft
 
     def _is_worse(self, draft: _Draft, best: _Draft | None) -> bool:
-        """Than the best one so far, however much less it moves."""
+        """Whether the draft is worse than the best so far, however few bytes it moves."""
         if best is None or draft.step_s <= best.step_s:
             return False
         return draft.steps(self._objective) < best.steps(self._objective)
@@ -356,12 +348,12 @@ class LaneSearch:
         return self._shaper.lanes(draft.idea.candidate.sketches, draft.parts, draft.idea.micro_batch)
 
     def _verdict(self, plan: Plan, taken: _Draft) -> str:
-        """The predicted step, and what it costs to begin with."""
+        """The predicted step and its initial cost."""
         moved = f", after {size_text(taken.moved_bytes)} have moved" if taken.moved_bytes else ""
         return f"predicted step {_ms(plan.predicted.step_s)}{moved}"
 
     def _beaten(self, taken: _Draft, drafts: Sequence[_Draft], ideas: Sequence[_Idea]) -> str:
-        """What it was better than: drafts of other names, the best first, then what was not even timed."""
+        """Beaten drafts of other names, best first, then ideas that were not timed."""
         beaten: dict[str, str] = {}
         for other in drafts:
             if other.name != taken.name:
@@ -377,8 +369,8 @@ class LaneSearch:
         return f"beaten: {', '.join(named)}" if named else ""
 
     def fitting(self, lanes: Sequence[Lane], copies: int, goal: Goal | None = None, keeps: bool = False) -> Plan | None:
-        """The plan of these lanes at nominal clocks, None if it does not fit. Its goal is that one if ranks get copies
-        for it, as many of those that are missing as have room. `keeps`: see `as_it_is`."""
+        """The plan of these lanes at nominal clocks; None if it does not fit. It has `goal` if ranks get missing
+        replicas for it, as many as have room. `keeps`: see `as_it_is`."""
         workload, tiles = self._plan.workload, tiles_of(lanes)
         boxes, sharers = with_readers(self._plan.boxes, workload, tiles), bucket_sharers(workload, tiles)
         by = CopySources(self._topology, self._have, copies, self._places, sharers=sharers)
@@ -395,12 +387,11 @@ class LaneSearch:
         return replace(more, goal=goal) if more is not None and is_nearer else plan
 
     def _with_boxes(self, lanes: Sequence[Lane], boxes: Sequence[Box], by: CopySources) -> Plan | None:
-        """`boxes`: with the readers that these lanes make of ranks, to be handed out; with as many of the copies that
-        are to be made as ranks have room for at once."""
+        """The plan with `boxes` (readers set by these lanes) handed out, and as many new replicas as have room."""
         dealt = reassign_boxes(boxes, by)
         topology, workload = self._topology, self._plan.workload
         needed = needed_bytes(topology, workload, lanes, dealt, self._shaper.times)
-        # Copies for a goal need not all be there at once: with each wave others are dropped.
+        # Replicas for a target layout need not all fit together: each wave drops others.
         if not by.is_interim and not has_memory(topology, needed):
             return None
         room = room_for_copies(topology, without_copies(needed, dealt, workload))
@@ -411,13 +402,12 @@ class LaneSearch:
 
 
 def _is_cut_anew(candidate: Candidate) -> bool:
-    """Whether all of its lanes are."""
     sketches = candidate.sketches
     return isinstance(sketches, SideBySide) or all(sketch.borders is None for sketch in sketches)
 
 
 def _units_of(sketches: Sketches, parts: Sequence[Part]) -> Iterator[tuple[Rank, Span]]:
-    """Rank by rank."""
+    """Units by rank."""
     cuts = (part.borders for part in parts for _ in range(part.count))
     for sketch, borders in zip(sketches, cuts, strict=True):
         for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True):
@@ -427,7 +417,6 @@ def _units_of(sketches: Sketches, parts: Sequence[Part]) -> Iterator[tuple[Rank,
 
 
 def _largest(lanes: Sequence[Lane]) -> int:
-    """Samples of the largest micro-batch."""
     return max((len(m) for lane in lanes for m in lane.micro_batches), default=0)
 
 

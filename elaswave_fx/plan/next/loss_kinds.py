@@ -1,7 +1,7 @@
-"""Which ranks of a plan are of one kind: after the loss of either the best lanes are the same, but for names of ranks.
+"""Kinds of ranks: after the failure of any rank of one kind the best lanes are the same up to names of ranks.
 
-In: a plan and a rank. Out: a value that is equal for ranks of one kind. What differs between them is who has which box:
-that is looked at for each of them (`replan.replan_like`).
+In: a plan and a rank. Out: a value that is equal for ranks of one kind. Ranks of a kind may differ in their boxes,
+which `replan.replan_like` checks for each.
 
     4 lanes of 4 stages, equal members  ->  4 kinds: a rank of the first stage, of the second one, …
 """
@@ -15,7 +15,7 @@ from elaswave_fx.plan.work.topology import Member, Rank
 
 
 def loss_kind(plan: Plan, rank: Rank) -> Hashable:
-    """By the rank's place in a lane of some kind. Where pairs of hosts have links of their own, each rank is one of its
+    """Key of the rank's place in a kind of lane. Where pairs of hosts have measured links, each rank is its own
     kind."""
     topology = plan.topology
     if topology.links:

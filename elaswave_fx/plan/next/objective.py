@@ -1,7 +1,7 @@
-"""What plans are compared by: the steps that are committed by the end of the topology's expected life.
+"""Objectives of plans: the steps committed by the end of the topology's expected life.
 
-In: the step of a draft, and the stall before its first one. Out: steps. What all drafts have in common is left out, so
-that differences are not lost in rounding.
+In: the step of a draft, and the stall before its first one. Out: steps. Terms common to all drafts are left out, so
+that rounding does not hide differences.
 
     AtOnce(life_s=3600).steps(2.0, stall_s=10)                           ->  1795
     OnTheWay(goal_s=2.0, goal_stall_s=10, catch_up_s=30).steps(2.4, 0.0) ->  17.5, of which 12.5 before the goal
@@ -14,41 +14,38 @@ from dataclasses import dataclass
 from typing import Protocol
 
 PAUSE_S = 0.05
-"""What a planned stop costs beside a step, where nothing has to travel: ranks report, and install a plan."""
+"""Cost of a planned reconfiguration without transfers, beside a step: ranks report, and install a plan."""
 
 
 class Objective(Protocol):
     """More is better."""
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        """Committed with steps of so many seconds, after a stall."""
+        """Committed steps of `step_s` seconds each, after a stall."""
         ...
 
     def longest_s(self, steps: float) -> float:
-        """Seconds of a step with which so many are committed where nothing stalls; infinite if any will do."""
+        """Seconds of a step that commit `steps` without a stall; infinite if any length does."""
         ...
 
 
 @dataclass(frozen=True)
 class AtOnce:
-    """Of a draft that stays for the whole life of the topology."""
+    """Steps of a draft that stays for the whole life of the topology."""
 
     life_s: float
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        """See `Objective`."""
         return max(self.life_s - stall_s, 0.0) / step_s
 
     def longest_s(self, steps: float) -> float:
-        """See `Objective`."""
         return self.life_s / steps if steps else math.inf
 
 
 @dataclass(frozen=True)
 class OnTheWay:
-    """Of a draft that is left for a goal, of steps of `goal_s`, once copies have caught up behind its steps. Counted
-    until the goal would have been reached by a stall of `goal_stall_s`, a catching up and a planned stop, one after the
-    other."""
+    """Steps of an intermediate draft, left for a target layout of steps of `goal_s` once replicas are in sync. The
+    horizon is a stall of `goal_stall_s`, the sync and a planned reconfiguration, one after the other."""
 
     goal_s: float
     goal_stall_s: float
@@ -56,33 +53,29 @@ class OnTheWay:
 
     @property
     def steps_without(self) -> float:
-        """Committed if the goal is taken at once."""
+        """Committed steps if the target is taken without an intermediate draft."""
         return (self.catch_up_s + PAUSE_S) / self.goal_s
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        """See `Objective`."""
         return self.catch_up_s / step_s + max(self.goal_stall_s - stall_s, 0.0) / self.goal_s
 
     def longest_s(self, steps: float) -> float:
-        """See `Objective`."""
         before = steps - self.goal_stall_s / self.goal_s
         return self.catch_up_s / before if before > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class InBackground:
-    """Of a goal that is reached from steps of `now_s`, once copies have caught up: `ratio` times the stall in which its
-    parameters would travel."""
+    """Steps of a target layout reached from steps of `now_s` by background sync, which lasts `ratio` times the stall
+    that fetching its parameters would cause."""
 
     life_s: float
     now_s: float
     ratio: float
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        """See `Objective`."""
         behind_s = min(stall_s * self.ratio, self.life_s)
         return behind_s / self.now_s + max(self.life_s - behind_s - PAUSE_S, 0.0) / step_s
 
     def longest_s(self, steps: float) -> float:
-        """See `Objective`."""
         return self.life_s / steps if steps else math.inf

@@ -1,7 +1,7 @@
-"""The next plan of a job whose ranks, or whose copies, have changed. Pure, and on the way from a loss to the next step.
+"""The next plan of a job whose ranks or replicas have changed. Pure; it runs between a failure and the next step.
 
-In: the plan before, who goes on, who has a copy of which box now. Out: the plan of the next epoch; its boxes are those
-of the first plan, handed to ranks that have a copy. PlanError if nothing fits the memory that is left.
+In: the previous plan, the remaining ranks, the replica holders of each box. Out: the plan of the next epoch; its boxes
+are those of the first plan, handed to ranks that have a replica. PlanError if nothing fits the remaining memory.
 
     replan(plan, (0, 2, 3), {0: (0,), 1: (2, 3), ...}, count=1)
     reason: lost rank 1; the hurt lane is cut anew, 1 deep; predicted step ... ; beaten: stages keep their units ...
@@ -36,21 +36,20 @@ from elaswave_fx.plan.work.topology import Epoch, Host, Member, Rank, Topology, 
 from elaswave_fx.words import listed, number_ranges, rank_words, size_text
 
 Copies = Mapping[BoxId, tuple[Rank, ...]]
-"""Box -> the ranks that have a copy of it now."""
+"""Box -> the ranks that have a replica now."""
 
 
 Joiners = Mapping[Rank, Member]
-"""What the cards of ranks say that the plan before does not have."""
+"""Member info of ranks that the previous plan does not know."""
 
 
 def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, joiners: Joiners | None = None) -> Plan:
-    """The plan of the epoch after `plan` for `members`, with `count` copies of each box besides the owner's.
+    """The plan of the epoch after `plan` for `members`, with `count` replicas of each box besides the owner's.
 
-    With the same ranks lanes stay as they are, or become those of the plan's goal once that needs no more copies. Where
-    a stall would come before the best lanes, others may be taken on the way to them: then they are the goal, by the
-    mode that the workload has for `goals`. Fewer
-    copies are kept where memory has no room for `count`. Ranks that are to leave stay where the others alone cannot go
-    on. PlanError names a box without a copy, or the smallest number of ranks that would do.
+    With the same ranks lanes stay, or become the target layout's once its replicas are in sync. Where the best lanes
+    would begin with a stall, intermediate lanes may come first; the best lanes are then the target layout, by the mode
+    `goals` of the workload. Fewer replicas are kept where memory has no room for `count`. Leaving ranks stay where the
+    others cannot continue alone. PlanError names a box without a replica, or the smallest sufficient number of ranks.
     """
     return replan_like(plan, members, copies, count, None, joiners)[0]
 
@@ -59,9 +58,8 @@ def replan_like(
     plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, like: Choice | None,
     joiners: Joiners | None = None,
 ) -> tuple[Plan, Choice | None]:  # fmt: skip
-    """As `replan`, and what the search has found, None where it did not search. `like`: what it has found after the
-    loss of another rank of the same kind (`loss_kinds.py`); nothing else is looked at here, if that fits and takes no
-    longer."""
+    """`replan`, with the result of its search, None where there was none. `like`: the result after the failure of
+    another rank of the same kind (`loss_kinds.py`). If that fits and takes no longer, nothing else is searched."""
     topology = _next_topology(plan, members, joiners)
     have = _copies_now(plan, topology.ranks, copies)
     found = _replan(plan, topology, have, count, like)
@@ -75,7 +73,7 @@ def replan_like(
 def _replan(
     plan: Plan, topology: Topology, have: list[tuple[Rank, ...]], count: int, like: Choice | None
 ) -> tuple[Plan, Choice | None] | None:
-    """The plan of that topology, and what its search has found; None if nothing fits."""
+    """The plan of the topology, with the result of its search; None if nothing fits."""
     before = replace(plan, workload=next_workload(plan, topology))
     search = LaneSearch(before, topology, have)
     most = min(count, len(topology.staying.members) - 1)
@@ -102,8 +100,8 @@ def _replan(
 
 
 def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
-    """The goals that the same ranks have begun and not reached, with that of the plan before if it is one: memory may
-    have room for lanes, and not for copies on the way to them."""
+    """Target layouts that the same ranks began and did not reach, including the previous plan's: memory may have room
+    for the lanes, but not for replicas on the way to them."""
     aim = before.goal
     if after.ranks != before.ranks:
         return ()
@@ -115,7 +113,7 @@ def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
 def terminal_plan(
     plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str, joiners: Joiners | None = None
 ) -> Plan:
-    """The last plan of a job that cannot go on: nobody computes, every box has an owner that can save it."""
+    """The last plan of a job that cannot continue: no rank computes, and every box has an owner that can save it."""
     topology = _next_topology(plan, members, joiners)
     have = _copies_now(plan, topology.ranks, copies)
     boxes = tuple(
@@ -137,8 +135,8 @@ def terminal_plan(
 
 
 def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
-    """Whether `replan` with the same members would get nearer to the goal, change an owner, make a copy for one, or
-    drop one that is not needed any more."""
+    """Whether `replan` with the same members would approach the target layout, change an owner, or make or drop a
+    replica."""
     if plan.goal is not None:
         return True
     have = _copies_now(plan, plan.ranks, copies)
@@ -152,9 +150,11 @@ def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
 
 
 def _next_lanes(plan: Plan, search: LaneSearch, copies: int, like: Choice | None, is_short: bool) -> Found | None:
-    """The same lanes if nobody was lost or has come, and nobody who computes has left, or what leads to their goal;
-    else the best ones, or what leads to these. None if nothing fits with that many copies. `plan`: that of before.
-    `is_short`: these are fewer than are wanted; then those that are there stay, or their making would begin anew."""
+    """The same lanes, or the next ones toward their target, if the only change is ranks that left without work; else
+    the best lanes, or intermediate ones. None if nothing fits with that many replicas.
+
+    `is_short`: `copies` are fewer than requested. Existing replicas then stay, or syncing them would start over.
+    """
     if plan.lanes and _only_leavers_went(plan, search.ranks):
         found = None if plan.goal is None else _nearer(plan, plan.goal, search, copies)
         leaver_computes = any(rank in search.leaving for lane in plan.lanes for rank in lane.ranks)
@@ -169,13 +169,13 @@ def _next_lanes(plan: Plan, search: LaneSearch, copies: int, like: Choice | None
 
 
 def _is_asked(plan: Plan, lanes: tuple[Lane, ...]) -> bool:
-    """Whether the user wants these lanes of the same ranks."""
+    """Whether the user requested these lanes of the same ranks."""
     goal = plan.goal
     return (plan.is_asked and lanes == plan.lanes) or (goal is not None and goal.is_asked and lanes == goal.lanes)
 
 
 def _only_leavers_went(plan: Plan, ranks: Sequence[Rank]) -> bool:
-    """Whether these are the ranks of the plan, but for some that were to leave and had nothing to do any more."""
+    """Whether these are the plan's ranks, but for leavers that had no work any more."""
     gone = set(plan.ranks) - set(ranks)
     lanes = (*plan.lanes, *(plan.goal.lanes if plan.goal is not None else ()))
     return (
@@ -186,8 +186,8 @@ def _only_leavers_went(plan: Plan, ranks: Sequence[Rank]) -> bool:
 
 
 def _nearer(plan: Plan, goal: Goal, search: LaneSearch, copies: int) -> Found | None:
-    """Lanes as before, while ranks get copies of what they will compute with; then the goal's. None if neither fits.
-    Lanes of a larger batch than that of the ranks that stay are not gone on with, and none where goals are blocking."""
+    """The present lanes while replicas of the target sync, then the target's lanes; None if neither fits. Lanes for a
+    larger batch than the staying ranks' are not kept, and none are where goals are blocking."""
     samples = sum(samples_of_lanes(plan))
     goes_on = samples == plan.workload.samples and plan.workload.options.goals != "blocking"
     behind = search.fitting(plan.lanes, copies, goal) if goes_on else None
@@ -200,14 +200,14 @@ def _nearer(plan: Plan, goal: Goal, search: LaneSearch, copies: int) -> Found | 
 def _on_the_way_to(
     plan: Plan, found: Found, search: LaneSearch, copies: int, like: Choice | None = None
 ) -> Found | None:
-    """Other lanes, to be left for those that were found once copies have caught up, or to stay where there are to be no
-    goals; None if that is not better, or goals are blocking. `like`: as for `replan_like`."""
+    """Intermediate lanes, left for those of `found` once replicas are in sync; they stay if goals are "never". None if
+    they are no better, or if goals are blocking. `like`: as for `replan_like`."""
     if plan.workload.options.goals == "blocking":
         return None
     goal = Goal(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
     objective = OnTheWay(goal.step_s, found.stall_s, found.stall_s * copies_per_stall(plan))
     total_s = found.stall_s + objective.catch_up_s + PAUSE_S
-    if like is not None and like.on_the_way is None:  # nothing was better there either
+    if like is not None and like.on_the_way is None:  # no intermediate lanes were better there either
         return None
     if found.stall_s <= PAUSE_S or total_s > plan.topology.life_s or found.choice is None:
         return None
@@ -223,15 +223,15 @@ def _on_the_way_to(
 
 
 def _next_topology(plan: Plan, members: Sequence[Rank], joiners: Joiners | None) -> Topology:
-    """The members as they were known, or as their cards say. Without any cards (None) all ranks are of one machine, and
-    one that was not known is as the first ones: on the host that is emulated for its number, with as much memory."""
+    """The members as known, or as in their member info. Without any (None), all ranks are of one machine: an unknown
+    rank gets the emulated host of its number, and the least memory of the others."""
     before, known = plan.topology, {m.rank: m for m in plan.topology.members}
     if joiners is None:
         memory = min((m.memory_bytes for m in before.members if m.memory_bytes is not None), default=None)
         joiners = {r: Member(r, Host(r // before.ranks_per_host), memory_bytes=memory) for r in members}
     alive = tuple(known.get(rank) or joiners[rank] for rank in sorted(members))
     leaving = tuple(rank for rank in before.leaving if rank in members)
-    if len(leaving) == len(alive):  # somebody has to go on
+    if len(leaving) == len(alive):  # at least one rank has to stay
         leaving = ()
     return replace(before.of(alive, leaving), epoch=Epoch(before.epoch + 1))
 
@@ -249,7 +249,7 @@ def _copies_now(plan: Plan, ranks: Sequence[Rank], copies: Copies) -> list[tuple
 
 
 def _too_few(plan: Plan, topology: Topology) -> str:
-    """Why nothing fits, and what would."""
+    """Why nothing fits, and what would be enough."""
     count, workload = len(topology.members), plan.workload
     is_bound = workload.options.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.options.axes)
     if is_bound and not any(True for _ in candidates(plan, topology)):
@@ -271,7 +271,7 @@ def _too_few(plan: Plan, topology: Topology) -> str:
 
 
 def _smallest(plan: Plan, first: int, memory: int) -> int:
-    """The fewest ranks, from `first` on, on which the job fits; at most as many as it had."""
+    """The fewest ranks, `first` or more, that fit the job; at most as many as the plan has."""
     for count in range(first, len(plan.ranks)):
         topology = local_topology(count, plan.topology.ranks_per_host, memory)
         if any(fits_memory(candidate) for candidate in _without_copies(plan, topology)):
@@ -280,7 +280,7 @@ def _smallest(plan: Plan, first: int, memory: int) -> int:
 
 
 def _without_copies(plan: Plan, topology: Topology) -> Iterator[Plan]:
-    """All shapes with all sizes of micro-batches, as a new job would start with them."""
+    """All shapes with all sizes of micro-batches, as for a new job."""
     workload, shaper = plan.workload, LaneShaper(plan.workload, topology)
     for candidate in new_lanes(len(workload.units), workload.granules, topology.members):
         table = shaper.table(candidate.sketches, 0)
@@ -291,7 +291,7 @@ def _without_copies(plan: Plan, topology: Topology) -> Iterator[Plan]:
 
 
 def _changed(before: Plan, after: Plan) -> str:
-    """Who is gone, who has come, and who is to go."""
+    """Ranks that failed, left, joined or are leaving."""
     gone = [r for r in before.ranks if r not in after.ranks]
     changes = (
         ("lost", [r for r in gone if r not in before.topology.leaving]),
@@ -304,7 +304,7 @@ def _changed(before: Plan, after: Plan) -> str:
 
 
 def _box_words(before: Plan, after: Plan, have: Sequence[tuple[Rank, ...]]) -> Iterator[str]:
-    """What became of the boxes."""
+    """Changes of the boxes' owners and replicas."""
     moved = sum(old.owner != new.owner for old, new in zip(before.boxes, after.boxes, strict=True))
     if moved:
         yield f"{moved} of {len(after.boxes)} boxes get another owner"

@@ -1,1 +1,1 @@
-"""In which order ranks run micro-batches, and what travels between the stages of a lane."""
+"""Orders of micro-batches on ranks, and transfers between the stages of a lane."""

@@ -1,7 +1,7 @@
-"""What travels between the stages of a lane: for every micro-batch, values forward and their gradients back.
+"""Transfers between the stages of a lane: every micro-batch's values forward, their gradients back.
 
-In: a workload and a lane. Out: its hops, sorted; or those of one of its ranks. A value goes along the stages of its
-users in the order of units, from the rank that has the micro-batch in one stage to the rank that has it in the next.
+In: a workload and a lane. Out: its hops, sorted, or those of one of its ranks. A value visits the stages of its users
+in the order of units, each time from the rank that has the micro-batch to the rank that has it in the next stage.
 
     lane_hops(ValueRoutes(workload), lane)  ->  Hop(value 0, source 0, source_micro_batch 1, target 2, …), …
 """
@@ -20,10 +20,10 @@ from elaswave_fx.plan.work.topology import Rank
 
 
 class Hop(NamedTuple):
-    """A value of one micro-batch on its way between neighbouring stages of its users; its gradient takes it back.
+    """A value of one micro-batch between neighbouring stages of its users; its gradient takes the way back.
 
     `value` is an index into the workload's values; each of the two ranks counts its own micro-batches; `samples` are
-    those of the micro-batch, within the step. A value without a sample axis takes the same way, whole.
+    those of the micro-batch, within the step. A value without a sample axis is sent whole.
     """
 
     value: int
@@ -35,23 +35,24 @@ class Hop(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes of all values from one stage to another, for a micro-batch; `back`: of their gradients, if any has one."""
+    """Bytes of all values from one stage to another, per micro-batch; `back`: of their gradients, None if there are
+    none."""
 
     fixed: int
     per_sample: int
     back: Traffic | None = None
 
     def bytes(self, samples: int) -> int:
-        """Of a micro-batch of so many samples."""
+        """Bytes of a micro-batch of `samples` samples."""
         return self.fixed + self.per_sample * samples
 
 
 Borders = tuple[int, ...]
-"""Of the units of a lane's stages, one more than stages."""
+"""Borders of the units of a lane's stages, one more than stages."""
 
 
 class ValueRoutes:
-    """The stages that values visit; for each cut of the units found once."""
+    """The stages that values visit, cached for each cut of the units."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -70,7 +71,7 @@ class ValueRoutes:
         return self._stages[borders]
 
     def ways(self, borders: Borders) -> list[list[tuple[int, int, int]]]:
-        """By stage (value, stage it goes out from, stage it comes to) of what leaves the stage or comes to it."""
+        """(value, source stage, target stage) of every value that a stage sends or receives, by stage."""
         if borders not in self._ways:
             found: list[list[tuple[int, int, int]]] = [[] for _ in borders[1:]]
             for value, stages in enumerate(self.stages(borders)):
@@ -81,7 +82,6 @@ class ValueRoutes:
         return self._ways[borders]
 
     def traffic(self, borders: Borders) -> dict[tuple[int, int], Traffic]:
-        """By pair of stages."""
         if borders not in self._traffic:
             self._traffic[borders] = self._find_traffic(borders)
         return self._traffic[borders]
@@ -118,7 +118,7 @@ def lane_hops(routes: ValueRoutes, lane: Lane) -> Iterator[Hop]:
 
 
 def rank_hops(routes: ValueRoutes, lane: Lane, rank: Rank) -> Iterator[Hop]:
-    """Those hops of a lane that one of its ranks takes part in, by value, then by micro-batch."""
+    """The hops of a lane in which the rank takes part, by value, then by micro-batch."""
     own = next(number for number, stage in enumerate(lane.stages) if rank in stage.ranks)
     stage = lane.stages[own]
     at = stage.ranks.index(rank)
@@ -135,12 +135,11 @@ def rank_hops(routes: ValueRoutes, lane: Lane, rank: Rank) -> Iterator[Hop]:
 
 
 def _holders(ranks: Sequence[Rank], deal: Sequence[int]) -> list[tuple[Rank, int]]:
-    """Of every micro-batch of the lane: who has it in this stage, and as which of its own."""
+    """(rank, its own micro-batch number) of every micro-batch of the lane in this stage."""
     return [(rank, own) for rank, count in zip(ranks, deal, strict=True) for own in range(count)]
 
 
 def _holders_of(ranks: Sequence[Rank], deal: Sequence[int], numbers: range) -> list[tuple[Rank, int]]:
-    """The same of some micro-batches of the lane."""
     if len(ranks) == 1:
         return [(ranks[0], number) for number in numbers]
     firsts = list(itertools.accumulate(deal, initial=0))

@@ -1,8 +1,8 @@
-"""Pipelines: lanes one rank wide whose every stage hands values to the next and gets their gradients back.
+"""Pipelines: lanes one rank wide in which every stage passes values to the next and gets their gradients back.
 
-Most lanes are. What `schedule.py` finds for any lane by running it is known of these beforehand: the order is 1F1B, and
-one sequence goes through all tasks of all pipelines as deep, each after those that it waits for. In: depth, number of
-micro-batches, seconds of each. Out: orders, and the seconds of a step.
+Most lanes are pipelines. Their order is known without a run of `schedule.py`: it is 1F1B, and one topological sequence
+of all tasks serves all pipelines of the same depth. In: depth, number of micro-batches, seconds of each. Out: orders,
+and the seconds of a step.
 
     one_f_one_b(ahead=2, count=3)  ->  F0 F1 B0 F2 B1 B2
 """
@@ -17,11 +17,11 @@ from elaswave_fx.plan.order.hops import Traffic
 from elaswave_fx.plan.order.schedule import Action, LaneKind
 
 Seconds = Sequence[Sequence[float]]
-"""By stage and micro-batch."""
+"""Seconds by stage and micro-batch."""
 
 
 def is_pipeline(kind: LaneKind, traffic: Mapping[tuple[int, int], Traffic]) -> bool:
-    """Whether lanes of the kind are; `traffic` between its stages."""
+    """Whether lanes of the kind are pipelines; `traffic` between its stages."""
     neighbours = ((stage, stage + 1) for stage in range(len(kind.stages) - 1))
     return all(len(stage.deal) == 1 for stage in kind.stages) and all(
         pair in traffic and traffic[pair].back is not None for pair in neighbours
@@ -29,14 +29,14 @@ def is_pipeline(kind: LaneKind, traffic: Mapping[tuple[int, int], Traffic]) -> b
 
 
 def pipeline_orders(depth: int, count: int) -> tuple[tuple[Action, ...], ...]:
-    """By stage; stages that are as far from the end share theirs."""
+    """Orders by stage; stages as far from the end share theirs."""
     return tuple(one_f_one_b(min(depth - stage, count), count) for stage in range(depth))
 
 
 @lru_cache(maxsize=1024)
 def one_f_one_b(ahead: int, count: int) -> tuple[Action, ...]:
-    """As many forward passes as may be ahead, then backward and forward in turn, then the last backward passes
-    (PipeDream, SOSP 2019, section 3.2; with a flush as in Megatron-LM, SC 2021)."""
+    """`ahead` forward passes, then backward and forward alternate, then the last backward passes (PipeDream, SOSP 2019,
+    section 3.2; with a flush as in Megatron-LM, SC 2021)."""
     order: list[Action] = [("F", number) for number in range(ahead)]
     for number in range(count):
         order.append(("B", number))
@@ -51,8 +51,8 @@ def pipeline_s(
     """Seconds from the first forward pass to the last backward pass, as `schedule.makespan_s` counts them."""
     depth, count = len(kind.stages), len(kind.sizes)
     onward, back = _ways(kind, traffic)
-    there = [[0.0] * count for _ in range(depth)]  # when all that a forward pass reads has come
-    there_again = [[0.0] * count for _ in range(depth)]  # and all that a backward pass does
+    there = [[0.0] * count for _ in range(depth)]  # when all inputs of a forward pass have arrived
+    there_again = [[0.0] * count for _ in range(depth)]  # and of a backward pass
     clock = [0.0] * depth
     free = [0.0] * (2 * len(traffic))  # by link and direction, when the last message has passed
     for stage, is_forward, number in _sequence(depth, count):
@@ -69,8 +69,8 @@ def pipeline_s(
 
 
 class StageSeconds(NamedTuple):
-    """Of a stage: a forward and a backward pass of the smallest micro-batch, a forward pass of the largest, and the
-    passes of all micro-batches."""
+    """Seconds of a stage: a forward and a backward pass of the smallest micro-batch, a forward pass of the largest, and
+    all passes."""
 
     forward: float
     backward: float
@@ -79,9 +79,9 @@ class StageSeconds(NamedTuple):
 
 
 def least_pipeline_s(stages: Sequence[StageSeconds], count: int) -> float:
-    """No more than `pipeline_s` of so many micro-batches, without links: a stage waits for the first forward pass of
-    those before it, then for the first micro-batch to come back, while it has only so many forward passes to do, and
-    those before it run a backward pass after its last."""
+    """Lower bound of `pipeline_s`, without links. A stage waits for the first forward pass of earlier stages, then for
+    the first micro-batch to return, as its forward passes in flight are bounded; earlier stages run a backward pass
+    after its last."""
     through_s = sum(stage.forward + stage.backward for stage in stages)
     before_s, least_s = 0.0, 0.0
     for place, stage in enumerate(stages):
@@ -93,11 +93,11 @@ def least_pipeline_s(stages: Sequence[StageSeconds], count: int) -> float:
 
 
 _Way = tuple[int, int, Sequence[float], float]
-"""To which stage, over which of the links, the seconds that each micro-batch needs to pass, and the latency."""
+"""(target stage, index of the link, seconds of each micro-batch on it, latency)."""
 
 
 def _ways(kind: LaneKind, traffic: Mapping[tuple[int, int], Traffic]) -> tuple[list[list[_Way]], list[list[_Way]]]:
-    """By stage: those of values, and those of gradients."""
+    """Ways of values and ways of gradients, by source stage."""
     onward: list[list[_Way]] = [[] for _ in kind.stages]
     back: list[list[_Way]] = [[] for _ in kind.stages]
     for slot, ((source, target), sent) in enumerate(traffic.items()):
@@ -115,8 +115,8 @@ def _passing_s(kind: LaneKind, sent: Traffic, bytes_per_s: float) -> list[float]
 
 @lru_cache(maxsize=64)
 def _sequence(depth: int, count: int) -> tuple[tuple[int, bool, int], ...]:
-    """All tasks (stage, whether forward, micro-batch), each after what comes before it in its stage, and after the
-    same micro-batch's of the stage before or, backward, of the next one."""
+    """All tasks (stage, is_forward, micro-batch) in topological order: after earlier tasks of the stage, and after the
+    same micro-batch in the previous stage or, backward, in the next one."""
     orders = pipeline_orders(depth, count)
     position, done = [0] * depth, {"F": [0] * depth, "B": [0] * depth}
     found: list[tuple[int, bool, int]] = []

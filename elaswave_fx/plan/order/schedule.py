@@ -1,13 +1,12 @@
 """The order of micro-batches on every rank, found by running a lane abstractly.
 
-Every rank is a worker that may run ("F", mb) once all that it reads is there and ("B", mb) once all gradients are. It
-prefers backward, then what has waited longest, and holds at most its *bound* of micro-batches between forward and
-backward. The clock is one in which
-forward takes 1 and backward 2; lanes of width 1 get the 1F1B order by it (Narayanan et al., PipeDream, SOSP 2019,
-section 3.2; with flushes as in Megatron-LM, SC 2021): stage s of p runs p - s forwards, then backward and forward in
-turn. Then the order is run on modelled durations, which tells how long the lane takes.
+Every rank is a worker that may run ("F", mb) once all inputs have arrived and ("B", mb) once all gradients have. It
+prefers backward, then the task that has waited longest, and holds at most its *bound* of micro-batches between forward
+and backward. On this clock forward takes 1 and backward 2, which gives lanes of width 1 the 1F1B order (Narayanan et
+al., PipeDream, SOSP 2019, section 3.2; with flushes as in Megatron-LM, SC 2021): stage s of p runs p - s forwards, then
+backward and forward alternate. A second run on modelled durations gives the length of the lane's step.
 
-Lanes with equal members are one *kind*: what holds for one holds for all, with other ranks in the same places.
+Lanes with equal members are one *kind*: results for one hold for all, with other ranks in the same places.
 
     rank 0 of 2, 3 micro-batches  ->  F0 F1 B0 F2 B1 B2
 """
@@ -33,7 +32,7 @@ Action = tuple[str, int]
 backward in halves, ("I", micro-batch) for the gradients of values, later ("W", micro-batch) for those of parameters."""
 
 Location = int
-"""Of a rank within its lane, counted stage by stage."""
+"""Place of a rank within its lane, counted stage by stage."""
 
 Task = tuple[Location, str, int]
 """An action of a rank: (place, kind, micro-batch)."""
@@ -41,11 +40,11 @@ Task = tuple[Location, str, int]
 Schedule = Mapping[Location, tuple[Action, ...]]
 
 LinkOf = Callable[[Location, Location], Link]
-"""What lies between two places."""
+"""The link between two places."""
 
 
 class StageKind(NamedTuple):
-    """What matters of a stage: its units, how many micro-batches each of its ranks is dealt, and how fast those are."""
+    """The properties of a stage that matter: its units, and the number of micro-batches and the speed of each rank."""
 
     units: Span
     deal: tuple[int, ...]
@@ -53,7 +52,7 @@ class StageKind(NamedTuple):
 
 
 class LaneKind(NamedTuple):
-    """What matters of a lane, whoever its ranks are.
+    """The properties of a lane that matter, whichever its ranks are.
 
     `sizes` of its micro-batches, in samples. `links`: of each two places, (0, 1), (0, 2), …, (1, 2), …; or a single one
     if all are alike.
@@ -65,13 +64,12 @@ class LaneKind(NamedTuple):
 
     @staticmethod
     def of(lane: Lane, topology: Topology) -> LaneKind:
-        """The kind of a lane of ranks that are alive."""
+        """The kind of a lane of alive ranks."""
         members = {rank: topology.member(rank) for rank in lane.ranks}
         stages = tuple(StageKind(s.units, s.deal, tuple(members[r].speed for r in s.ranks)) for s in lane.stages)
         return LaneKind(stages, tuple(len(m) for m in lane.micro_batches), topology.links_among(lane.ranks))
 
     def link(self, a: Location, b: Location) -> Link:
-        """Between two places."""
         if len(self.links) == 1:
             return self.links[0]
         low, high, count = min(a, b), max(a, b), sum(len(stage.deal) for stage in self.stages)
@@ -79,18 +77,18 @@ class LaneKind(NamedTuple):
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """Of its stages' units, one more than stages."""
+        """Borders of its stages' units, one more than stages."""
         return (self.stages[0].units.lo, *(stage.units.hi for stage in self.stages))
 
     @property
     def places(self) -> list[range]:
-        """By stage."""
+        """Places by stage."""
         return [range(s.lo, s.hi) for s in consecutive([len(stage.deal) for stage in self.stages])]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A step as tasks: what each waits for, with the bytes that travel, and how long it takes."""
+    """A step as tasks: prerequisites of each with the bytes to transfer, and its seconds."""
 
     tasks: tuple[Task, ...]
     needs: Mapping[Task, Mapping[Task, int]]
@@ -102,7 +100,7 @@ class Work:
         return Wiring.of(self.tasks, self.needs)
 
     def taking(self, seconds: Mapping[Task, float]) -> Work:
-        """The same tasks, which take so long."""
+        """The same tasks with these seconds."""
         other = Work(self.tasks, self.needs, seconds)
         other.__dict__["wiring"] = self.wiring
         return other
@@ -110,8 +108,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Wiring:
-    """Tasks by number, their place among all, for runs of a step. `place` of each, counted from 0; how many it waits
-    for; and who waits for it, with the bytes that travel."""
+    """Tasks by number, for runs of a step: `place` of each, counted from 0; the number of its prerequisites; its
+    dependents, with the bytes to transfer."""
 
     number: Mapping[Task, int]
     places: Sequence[Location]
@@ -121,7 +119,6 @@ class Wiring:
 
     @staticmethod
     def of(tasks: Sequence[Task], needs: Mapping[Task, Mapping[Task, int]]) -> Wiring:
-        """Of these tasks."""
         number = {task: at for at, task in enumerate(tasks)}
         places = sorted({place for place, _, _ in tasks})
         at = {place: index for index, place in enumerate(places)}
@@ -167,14 +164,14 @@ def lane_work(routes: ValueRoutes, kind: LaneKind, split: bool = False) -> Work:
 
 
 def _holders(stage: StageKind, places: range) -> list[tuple[Location, int]]:
-    """Of every micro-batch: who has it in this stage, and as which of its own."""
+    """(place, its own micro-batch number) of every micro-batch in this stage."""
     return [(place, own) for place, count in zip(places, stage.deal, strict=True) for own in range(count)]
 
 
 def first_bounds(routes: ValueRoutes, kind: LaneKind) -> dict[Location, int]:
-    """In-flight bounds to start from, in micro-batches: one of its own, and what the ranks of later stages hold, shared
-    among those of its stage; one more where the next stage is wider or narrower, for it takes micro-batches of several
-    ranks in turn. Where all stages are equally wide this is depth minus stage."""
+    """Initial bounds of micro-batches in flight: one, plus an even share of those of later stages; one more where the
+    next stage has another width, as it takes micro-batches of several ranks alternately. With equal widths this is
+    depth minus stage."""
     depth = len(kind.stages)
     of_stage = [1] * depth
     later: defaultdict[int, set[int]] = defaultdict(set)
@@ -192,9 +189,9 @@ def first_bounds(routes: ValueRoutes, kind: LaneKind) -> dict[Location, int]:
 
 
 def find_schedule(work: Work, bounds: Mapping[Location, int]) -> Schedule:
-    """The order per place; bounds too narrow to run to the end are widened where ranks are held up by them.
+    """The order per place; bounds too narrow to run to the end are widened where they block ranks.
 
-    PlanError if tasks wait for each other in a circle, which no bound can mend.
+    Raise PlanError if tasks wait for each other in a circle, which no bound can break.
     """
     bounds = dict(bounds)
     while True:
@@ -221,7 +218,7 @@ class _Run:
         self._bounds = [bounds[place] for place in places]
         self._missing = list(self._wiring.missing)
         self._orders: list[list[Action]] = [[] for _ in places]
-        # By kind and place: since when, number of the micro-batch, task.
+        # By kind and place: (ready since, number of the micro-batch, task).
         self._ready: dict[str, list[list[tuple[float, int, int]]]] = {kind: [[] for _ in places] for kind in "FB"}
         self._in_flight = [0] * len(places)
         self._now = 0.0
@@ -231,11 +228,11 @@ class _Run:
 
     @property
     def order(self) -> Mapping[Location, Sequence[Action]]:
-        """What has been begun, by place."""
+        """Begun tasks, by place."""
         return dict(zip(self._wiring.places, self._orders, strict=True))
 
     def to_end(self) -> bool:
-        """Run until all is done or nothing moves; whether all is done."""
+        """Run until all is done or no task can run. Return whether all is done."""
         idle = set(range(len(self._orders)))
         events: list[tuple[float, int]] = []
         done = 0
@@ -255,7 +252,7 @@ class _Run:
                 self._finish(task)
 
     def held_up(self) -> list[Location]:
-        """Places that could go on if their bound were wider."""
+        """Places that could run a task with a wider bound."""
         return [
             place
             for at, place in enumerate(self._wiring.places)
@@ -293,12 +290,12 @@ class _Run:
 
 
 def most_in_flight(order: Sequence[Action]) -> int:
-    """The most micro-batches that are between forward and backward, or its first half, at once."""
+    """The most micro-batches between forward and backward, or its first half, at the same time."""
     return max((in_flight for in_flight, _ in levels(order)), default=0)
 
 
 def levels(order: Sequence[Action]) -> Iterator[tuple[int, int]]:
-    """After each action: micro-batches between forward and backward, and between the halves of backward."""
+    """Micro-batches between forward and backward, and between the halves of backward, after each action."""
     in_flight = waiting = 0
     for kind, _ in order:
         in_flight += {"F": 1, "B": -1, "I": -1, "W": 0}[kind]
@@ -307,18 +304,18 @@ def levels(order: Sequence[Action]) -> Iterator[tuple[int, int]]:
 
 
 def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
-    """Seconds from the first forward to the last backward; what goes between places takes its time on their link.
+    """Seconds from the first forward to the last backward, including transfers between places.
 
-    PlanError names the waiting tasks if the orders block each other.
+    Raise PlanError with the waiting tasks if the orders block each other.
     """
     wiring, tasks, seconds = work.wiring, work.tasks, work.seconds
     places, place_of, after = wiring.places, wiring.place, wiring.after
     orders = [[wiring.number[place, kind, index] for kind, index in schedule.get(place, ())] for place in places]
     missing = list(wiring.missing)
-    arrived = [0.0] * len(tasks)  # the last piece so far of what a task needs
+    arrived = [0.0] * len(tasks)  # when the last piece so far of a task's inputs arrives
     position, free = [0] * len(places), [0.0] * len(places)
     links = _Links(link, places)
-    waiting = list(range(len(places)))  # places that may be able to go on
+    waiting = list(range(len(places)))  # places that may be able to run a task
     while waiting:
         place = waiting.pop()
         order, at, now = orders[place], position[place], free[place]
@@ -347,8 +344,8 @@ def makespan_s(work: Work, schedule: Schedule, link: LinkOf) -> float:
 
 
 class _Links:
-    """The links of one abstract run between places counted from 0: what goes from one to another goes one after
-    another, in the order of asking."""
+    """The links of one abstract run, places counted from 0: messages on a link pass one after another, in the order of
+    requests."""
 
     def __init__(self, link: LinkOf, places: Sequence[Location]) -> None:
         self._link, self._places = link, places
@@ -356,7 +353,7 @@ class _Links:
         self._free_s: dict[tuple[int, int], float] = {}
 
     def arrival_s(self, source: int, target: int, size: int, sent_s: float) -> float:
-        """When a message that is sent at `sent_s` is there."""
+        """Arrival of a message sent at `sent_s`."""
         pair = (source, target)
         if pair not in self._known:
             self._known[pair] = self._link(self._places[source], self._places[target])

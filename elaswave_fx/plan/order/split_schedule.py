@@ -1,10 +1,9 @@
 """Orders of work for backward passes in halves, by list scheduling on modelled seconds.
 
-The stage before waits for gradients of values (I); for those of parameters (W) nobody waits before the reduction, so
-they are done where a rank would else be idle (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024). A rank that is
-free takes an I or an F that is there. Else it takes a W, unless an I or F is about to come. How far F may run ahead and
-how much may be kept is bounded: a rank without room for another F takes a W. Two preferences, two kinds of patience and
-a few bounds are tried; the planner takes the shortest step.
+The previous stage waits for gradients of values (I). Gradients of parameters (W) are needed only by the reduction, so
+they fill idle time (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024). A free rank takes a ready I or F; else it
+takes a W, unless an I or F is about to become ready. F in flight and kept bytes are bounded: a rank without room for
+another F takes a W. Two preferences, two patiences and a few bounds are tried; the planner takes the shortest step.
 
     rank 0 of 2, 3 micro-batches  ->  F0 F1 I0 W0 F2 I1 W1 I2 W2
     rank 1 of 2, 3 micro-batches  ->  F0 I0 F1 I1 W0 F2 I2 W1 W2
@@ -24,18 +23,19 @@ from elaswave_fx.plan.work.cost import ROUNDING
 from elaswave_fx.plan.work.topology import Link
 
 _WIDTHS = ((0.0, 1.0), (0.0, 1.5), (0.5, 1.5), (1.0, 2.0))
-"""How many more micro-batches than in 1F1B may be in flight, in depths of the rank; and what a rank may keep, in what
-the fullest rank of 1F1B keeps. The first takes no more memory than that, the last fills every gap of equal stages."""
+"""(micro-batches in flight beyond 1F1B, in depths of the rank; bytes kept, in the bytes of 1F1B's fullest rank). The
+first needs no more memory than 1F1B, the last fills every gap of equal stages."""
 
 _PREFERENCES = ("FI", "IF")
 
 _PATIENCE = (0.1, 0.5)
-"""A W is put off for an I or F that will be there within this fraction of its duration."""
+"""A W is postponed for an I or F that becomes ready within this fraction of its duration."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """A rank's memory for activations: bytes of a micro-batch before I and after it, and of all at once (None: any)."""
+    """A rank's memory for activations: bytes of a micro-batch before I and after it, and bytes available (None:
+    unbounded)."""
 
     saved: int
     held: int
@@ -44,8 +44,8 @@ class Room:
 
 @dataclass(frozen=True)
 class _Rule:
-    """How ranks choose: the kinds in order of preference, patience, and per rank the bounds of micro-batches in flight
-    and of bytes kept."""
+    """A rule of choice: kinds by preference, patience, and per rank the bounds of micro-batches in flight and of bytes
+    kept."""
 
     preference: str
     patience: float
@@ -61,11 +61,11 @@ def split_schedules(
     link: LinkOf,
     enough_s: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Schedule]:
-    """Distinct rules' orders of the tasks of `work`, which has halves; those that keep least come first. An order that
-    takes `enough_s` or longer, which may change in between, is left out once that is known.
+    """Orders of the tasks of `work`, which has halves, by distinct rules, least memory first. An order is dropped once
+    it is known to take `enough_s` or longer; that limit may change meanwhile.
 
-    `first`: the orders of the same step with whole backward passes; W follow the order of its B, so that sums have the
-    same bits. `bounds`: how many micro-batches are in flight in it.
+    `first`: the orders of the same step with whole backward passes. W follow the order of its B, so that sums have the
+    same bits. `bounds`: micro-batches in flight in it.
     """
     weights = {place: tuple(mb for kind, mb in order if kind == "B") for place, order in first.items()}
     deepest = max(bounds.values(), default=1)
@@ -76,7 +76,7 @@ def split_schedules(
         kept = {place: _limit(rooms[place], room * deepest) for place in bounds}
         if (in_flight, kept) not in tried:
             tried.append((in_flight, kept))
-    unbounded: set[tuple[float, str]] = set()  # which no wider bound changes
+    unbounded: set[tuple[float, str]] = set()  # a wider bound does not change this
     for (in_flight, kept), patience, preference in itertools.product(tried, _PATIENCE, _PREFERENCES):
         if (patience, preference) in unbounded:
             continue
@@ -84,12 +84,12 @@ def split_schedules(
         schedule = run.to_end()
         if not run.was_bounded:
             unbounded.add((patience, preference))
-        if sum(map(len, schedule.values())) == len(work.tasks):  # there was room enough to get to the end, and time
+        if sum(map(len, schedule.values())) == len(work.tasks):  # memory and time were enough to reach the end
             yield schedule
 
 
 def shortest_s(work: Work) -> float:
-    """No order is shorter: of each rank, when its first F can begin, and all that it has to do."""
+    """Lower bound of all orders: each rank's earliest first F plus all its work."""
     begin: dict[Task, float] = {}
     waiting = deque(task for task in work.tasks if task[1] == "F")
     while waiting:
@@ -107,14 +107,14 @@ def shortest_s(work: Work) -> float:
 
 
 def _limit(room: Room, most: float) -> float:
-    """Bytes of `most` micro-batches in flight, but no more than there are."""
+    """Bytes of `most` micro-batches in flight, at most those available."""
     wanted = most * room.saved
     return wanted if room.bytes is None else min(wanted, room.bytes)
 
 
 class _Steps:
-    """What all runs of a step share: its tasks by number, their seconds, and who waits for each, with the seconds that
-    what travels between them is under way on a link that is free."""
+    """Data shared by all runs of a step: tasks by number, their seconds, and dependents with the seconds of transfer on
+    a free link."""
 
     def __init__(self, work: Work, link: LinkOf) -> None:
         self.tasks, wiring = work.tasks, work.wiring
@@ -147,7 +147,7 @@ class _Run:
         rule: _Rule,
         enough_s: float,
     ) -> None:
-        """`enough_s`: the run is given up when it cannot end earlier."""
+        """`enough_s`: abandon the run when it cannot end earlier."""
         self._steps, places = steps, steps.places
         self._preference, self._patience = rule.preference, rule.patience
         self._most_in_flight = [rule.in_flight[place] for place in places]
@@ -157,18 +157,18 @@ class _Run:
         self._arrival = [0.0] * len(steps.tasks)
         self._order: list[list[Action]] = [[] for _ in places]
         self._weights = [deque(weights[place]) for place in places]
-        # By kind and place: number of the micro-batch -> task, when it is known when all that it needs is there.
+        # By kind and place: number of the micro-batch -> task, once the arrival of all its inputs is known.
         self._coming: dict[str, list[dict[int, int]]] = {kind: [{} for _ in places] for kind in "FIW"}
         self._in_flight, self._kept = [0] * len(places), [0] * len(places)
         self.was_bounded = False
-        self._left_s = [0.0] * len(places)  # what each rank has still to do
+        self._left_s = [0.0] * len(places)  # tasks left for each rank
         for task, place in enumerate(steps.place):
             self._left_s[place] += steps.seconds[task]
         self._enough_s = enough_s
-        self._events: list[tuple[float, int, bool]] = []  # when a task has ended, or all that it needs is there
+        self._events: list[tuple[float, int, bool]] = []  # when a task has ended, or all its inputs have arrived
 
     def to_end(self) -> Schedule:
-        """The orders in which tasks ran, until nothing moved any more."""
+        """The orders in which tasks ran, until no task could run."""
         events, place_of = self._events, self._steps.place
         for task, missing in enumerate(self._missing):
             if missing == 0:
@@ -192,7 +192,7 @@ class _Run:
         return {place: tuple(order) for place, order in zip(self._steps.places, self._order, strict=True)}
 
     def _announce(self, task: int) -> None:
-        """It is known when all that the task needs will be there."""
+        """Record a task whose last input has a known arrival."""
         _, kind, mb = self._steps.tasks[task]
         self._coming[kind][self._steps.place[task]][mb] = task
         heapq.heappush(self._events, (self._arrival[task], task, False))
@@ -227,7 +227,7 @@ class _Run:
             self._kept[place] -= self._held[place]
 
     def _choose(self, place: int, now: float) -> int | None:
-        """What a free rank does next; None if it waits."""
+        """The next task of a free rank; None if it waits."""
         soonest = math.inf
         for kind in self._preference:
             coming = self._coming[kind][place]

@@ -1,1 +1,1 @@
-"""What a plan costs before it runs: seconds of lanes, bytes of ranks, links and moves, clocks and energy."""
+"""Predicted cost of a plan: seconds of lanes, bytes of ranks, links and moves, clocks and energy."""

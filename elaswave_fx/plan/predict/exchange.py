@@ -1,7 +1,7 @@
-"""What ranks send each other besides values of the pipeline, before it is known who owns which box.
+"""Estimated exchange between ranks beside the pipeline's values, before the owners of boxes are known.
 
 In: stages. Out: seconds of reduce, copy and gather, with every bucket owned evenly by the ranks that read it; and the
-bytes of parameters that ranks have to get which did not compute with them before.
+bytes of parameters that are new to ranks.
 
     ExchangeEstimate(workload, topology).seconds([(Span(0, 2), 3), (Span(2, 4), 3)], copies=1)
 """
@@ -16,14 +16,14 @@ from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Workload
 from elaswave_fx.plan.work.topology import Rank, Topology
 
 Stages = tuple[Span, int]
-"""Units, and how many ranks run them."""
+"""(units, number of ranks that run them)."""
 
 PHASES = 3
 """Reduce, copy and gather: each waits for its last message."""
 
 
 class ExchangeEstimate:
-    """For one workload and topology. A tied bucket counts once for each of its users."""
+    """Estimates for one workload and topology. A tied bucket counts once for each of its users."""
 
     def __init__(self, workload: Workload, topology: Topology) -> None:
         self._workload, self._topology, self._link = workload, topology, topology.between_hosts
@@ -36,7 +36,7 @@ class ExchangeEstimate:
         self._until = list(accumulate(parameters, initial=0))
 
     def seconds(self, stages: Iterable[Stages], copies: int) -> float:
-        """Of the rank that sends most, over the links that hosts have if nothing else is known of them."""
+        """Seconds of the rank that sends most, over the default links between hosts."""
         work, stages = self._workload, list(stages)
         readers = [0] * len(work.units)
         for units, ranks in stages:
@@ -52,7 +52,7 @@ class ExchangeEstimate:
         return most / self._link.bytes_per_s + (PHASES * self._link.latency_s if ranks > 1 else 0.0)
 
     def moved(self, before: Mapping[Rank, Span], after: Iterable[tuple[Rank, Span]]) -> dict[Rank, int]:
-        """By rank: bytes of parameters of units that it runs now and did not run before."""
+        """Bytes by rank of the parameters of its new units."""
         moved: dict[Rank, int] = {}
         until, nothing = self._until, Span(0, 0)
         for rank, units in after:
@@ -63,8 +63,8 @@ class ExchangeEstimate:
         return moved
 
     def stall_s(self, before: Mapping[Rank, Span], after: Iterable[tuple[Rank, Span]]) -> float:
-        """Until the last rank has the parameters of units that it runs now and did not run before. Where pairs of hosts
-        are known by themselves, each unit comes from that one of those who ran it which has the fastest link."""
+        """Seconds until the last rank has the parameters of its new units. With measured links between hosts, each unit
+        is fetched from its former rank with the fastest link."""
         if not self._topology.links:
             return max(self.moved(before, after).values(), default=0) / self._link.bytes_per_s
         alive = {rank: units for rank, units in before.items() if rank in self._topology.ranks}

@@ -1,16 +1,16 @@
-"""One clock per rank: the shortest step that the power cap admits, and of all that short the one of least energy.
+"""One clock per rank: the shortest step under the power cap, and among equally short steps the least energy.
 
     choose_clocks(work, schedule, topology)  ->  Clocks({0: 1500 MHz, 1: 1200 MHz}, seconds=0.81, energy_j=412.0)
     with_clocks(plan)                        ->  the plan with its ranks' clocks, and predictions that hold at them
 
 Perseus (Chung et al., arXiv 2312.06902) lowers the clocks of computations off a pipeline's critical path, one clock per
-computation; EnvPipe (Choi et al., USENIX ATC 2023) does so for what waits in bubbles. Here a rank has one clock for the
-whole step, for changing it costs milliseconds, and clocks above the nominal one count too: a tiling whose bottleneck
-is raised competes with one whose cuts are moved, by the length of the simulated step.
+computation; EnvPipe (Choi et al., USENIX ATC 2023) does so for computations next to bubbles. Here a rank keeps one
+clock for the whole step, as a change costs milliseconds. Clocks above the nominal one count too: raising a bottleneck's
+clock competes with moving cuts, by the length of the simulated step.
 
-A step grows no shorter when a rank's clock is lowered (its order is fixed), so a run with all undecided ranks at their
-fastest bounds every choice from below. Branch and bound over ranks with that bound is exact; where it would take long,
-what a greedy descent found is taken.
+A lower clock never shortens a step (its order is fixed), so a run with all undecided ranks at their fastest bounds
+every choice from below. Branch and bound over ranks with that bound is exact; where it would take too long, the result
+of a greedy descent is used.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from elaswave_fx.plan.work.topology import Link, Rank, Topology
 from elaswave_fx.words import number_ranges
 
 PACES = 6
-"""So many common paces of all ranks are tried under a cap before single ranks are moved."""
+"""Common paces of all ranks that are tried under a cap before single ranks are changed."""
 
 TASKS_MOST = 50_000
-"""So many tasks are run abstractly for one plan, at most, in search of better clocks than the greedy ones."""
+"""Upper bound of tasks run abstractly for one plan, in search of better clocks than the greedy ones."""
 
 _Choice = tuple[int, ...]
 """The place of each rank's point among the operating points, ranks in the order of the schedule."""
@@ -41,7 +41,7 @@ _Choice = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Clocks:
-    """A point for every rank, the seconds of the pipeline at these, and the joules of all ranks meanwhile."""
+    """A point for every rank, the seconds of the pipeline at these, and the joules of all ranks in that time."""
 
     points: Mapping[Location, OperatingPoint]
     seconds: float
@@ -60,7 +60,7 @@ def choose_clocks(work: Work, schedule: Schedule, topology: Topology, tasks_most
     budget = _Budget(tasks_most)
     if power.cap_w is None or power.cap_w >= max(p.watts for p in power.points) * len(schedule):
         groups = [_Group(work, schedule, topology, ranks, budget) for ranks in _independent(work, schedule)]
-    else:  # What one rank draws, no other can.
+    else:  # Ranks share the cap: their clocks are chosen together.
         groups = [_Group(work, schedule, topology, tuple(schedule), budget)]
     floor_s = max(group.least_s() for group in groups)
     found: dict[tuple[object, ...], _Choice] = {}
@@ -75,7 +75,7 @@ def choose_clocks(work: Work, schedule: Schedule, topology: Topology, tasks_most
 
 
 def with_clocks(plan: Plan, tasks_most: int = TASKS_MOST) -> Plan:
-    """The plan with a clock for each of its ranks; it is one for nominal clocks."""
+    """The plan, made for nominal clocks, with a clock for each of its ranks."""
     schedule: Schedule = {int(rank): order for rank, order in plan.schedule.items()}
     work = plan_work(plan.workload, plan.topology, plan.lanes, schedule)
     clocks, power = choose_clocks(work, schedule, plan.topology, tasks_most), plan.topology.power
@@ -91,7 +91,7 @@ def with_clocks(plan: Plan, tasks_most: int = TASKS_MOST) -> Plan:
 
 
 def clock_words(plan: Plan) -> tuple[str, ...]:
-    """What the clocks are, and what they bring; nothing if there are none to choose from."""
+    """The clocks and their gain; empty without a choice of clocks."""
     power = plan.topology.power
     if power is None or not plan.clocks:
         return ()
@@ -113,7 +113,7 @@ def _ranks(ranks: Sequence[Rank]) -> str:
 
 
 def _independent(work: Work, schedule: Schedule) -> list[tuple[Location, ...]]:
-    """Ranks that exchange nothing with others in the pipeline, such as lanes, apart."""
+    """Groups of ranks that exchange nothing in the pipeline, such as lanes."""
     group_of = {rank: {rank} for rank in schedule}
     for task, needs in work.needs.items():
         for before in needs:
@@ -153,7 +153,7 @@ class _Group:
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
-        """What groups with the same best choice have in common."""
+        """Key of groups with the same best choice."""
         place = {rank: index for index, rank in enumerate(self.ranks)}
         needs = tuple(
             (
@@ -180,22 +180,21 @@ class _Group:
         return self._known[choice]
 
     def energy_j(self, choice: _Choice, step_s: float) -> float:
-        """Of a step of `step_s`."""
         return math.fsum(self._joules(place, at, step_s) for place, at in enumerate(choice))
 
     def least_s(self) -> float:
-        """With all clocks as high as they go; 0 under a cap, where the search finds out."""
+        """Seconds with all clocks at their highest; 0 under a cap, where only the search can tell."""
         fastest = len(self._power.points) - 1
         return self.seconds((fastest,) * len(self.ranks)) if not self._is_capped else 0.0
 
     def best(self, floor_s: float) -> _Choice:
-        """The choice of the shortest step, none counting as shorter than `floor_s`, then of least energy."""
+        """The choice of the shortest step, but at least `floor_s`, then of least energy."""
         start = self._greedy(floor_s)
         search = _Search(self, floor_s, start)
         search.run((), 0.0)
         return search.choice
 
-    # --- What the search needs
+    # --- Inputs of the search
 
     @property
     def _is_capped(self) -> bool:
@@ -204,28 +203,28 @@ class _Group:
 
     @cached_property
     def watts(self) -> list[float]:
-        """Of each operating point."""
+        """Watts of each operating point."""
         return [point.watts for point in self._power.points]
 
     @property
     def spare(self) -> bool:
-        """Whether more may be tried."""
+        """Whether the budget of tasks allows more trials."""
         return self._budget.left > 0
 
     def _joules(self, place: int, at: int, step_s: float) -> float:
         return self._power.energy_j(self._busy[place] * self._slowdown[at], step_s, self._power.points[at])
 
     def least_joules(self, place: int, step_s: float) -> float:
-        """Of a rank, at whatever point that is."""
+        """The least joules of a rank at any point."""
         return min(self._joules(place, at, step_s) for at in range(len(self._slowdown)))
 
     def admits(self, drawn_w: float, undecided: int) -> bool:
-        """Whether that much may be drawn, with so many ranks at the most frugal point besides."""
+        """Whether the cap admits `drawn_w` with `undecided` more ranks at the most frugal point."""
         cap_w = self._power.cap_w
         return cap_w is None or drawn_w + undecided * self._power.least_w <= cap_w * (1 + ROUNDING)
 
     def fastest_admitted(self, drawn_w: float, undecided: int) -> int:
-        """The highest point that one of the undecided ranks may have, the others being frugal."""
+        """The highest point that one undecided rank may have, the others being frugal."""
         return max(at for at, watts in enumerate(self.watts) if self.admits(drawn_w + watts, undecided - 1))
 
     @cached_property
@@ -239,7 +238,7 @@ class _Group:
     # --- Greedy: raised as far as the cap admits, then lowered as far as the step allows
 
     def _greedy(self, floor_s: float) -> _Choice:
-        """The better of what one clock for all, and the best common pace, lead to."""
+        """The better of two descents: from one clock for all, and from the best common pace."""
         paced = sorted(self._paced(), key=lambda start: max(floor_s, self.seconds(start)))[:1]
         found = [self._improved(start, floor_s) for start in (self._uniform(), *paced)]
         return min(found, key=lambda choice: max(floor_s, self.seconds(choice)))
@@ -253,14 +252,14 @@ class _Group:
             choice = raised
 
     def _uniform(self) -> _Choice:
-        """All at the highest point at which the cap admits all."""
+        """All ranks at the highest point that the cap admits."""
         count = len(self.ranks)
         admitted = [at for at in range(len(self.watts)) if self.admits(count * self.watts[at], 0)]
         return (admitted[-1] if admitted else self.watts.index(self._power.least_w),) * count
 
     def _paced(self) -> list[_Choice]:
-        """Every rank just fast enough to do its work in the same time, for the shortest such times under the cap: a
-        stage with many units is raised, and those with few are lowered, which pays for it."""
+        """Choices in which every rank is just fast enough for a common time, for the shortest such times under the cap:
+        stages with many units are raised, and stages with few are lowered to pay for it."""
         found: list[_Choice] = []
         if not self._is_capped:
             return found
@@ -274,7 +273,8 @@ class _Group:
         return found
 
     def _lowered(self, choice: _Choice, floor_s: float) -> _Choice:
-        """Ranks of equal work together, then each rank, at the point of least energy at which the step is no longer."""
+        """Ranks of equal work together, then each rank, at the point of least energy that does not lengthen the
+        step."""
         limit_s = max(floor_s, self.seconds(choice)) * (1 + ROUNDING)
         for moved in (*self._alike, *((place,) for place in range(len(choice)))):
             before_j = math.fsum(self._joules(place, choice[place], limit_s) for place in moved)
@@ -290,9 +290,7 @@ class _Group:
 
     def _raised(self, choice: _Choice, floor_s: float) -> _Choice | None:
         """One rank, or all of equal work, a point higher, where that shortens the step most; None if nothing does.
-
-        Where the cap does not admit it, those with the least work give up their watts.
-        """
+        Where the cap does not admit it, the ranks with the least work become frugal."""
         if not self._is_capped or not self.spare:
             return None
         places = range(len(choice))
@@ -306,7 +304,7 @@ class _Group:
         return best
 
     def _within_cap(self, wanted: list[int], kept: Sequence[int]) -> _Choice | None:
-        """The choice with as many others lowered as the cap asks for; None if that is not enough."""
+        """The choice with as many other ranks lowered as the cap requires; None if that is not enough."""
         frugal = self.watts.index(self._power.least_w)
         for place in sorted(range(len(wanted)), key=lambda p: self._busy[p]):
             if self.admits(math.fsum(self.watts[at] for at in wanted), 0):
@@ -317,7 +315,7 @@ class _Group:
 
 
 class _Search:
-    """Branch and bound from a choice that is known."""
+    """Branch and bound from a known choice."""
 
     def __init__(self, group: _Group, floor_s: float, start: _Choice) -> None:
         self._group, self._floor_s = group, floor_s
@@ -326,7 +324,7 @@ class _Search:
         self._joules = group.energy_j(start, self._seconds)
 
     def run(self, decided: _Choice, drawn_w: float) -> None:
-        """Try all that begins with `decided`, and that can be better."""
+        """Try all choices that begin with `decided` and can be better."""
         group, left = self._group, len(self._group.ranks) - len(decided)
         if not group.spare:
             return

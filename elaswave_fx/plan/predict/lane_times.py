@@ -1,6 +1,6 @@
-"""How a step of a lane runs: in which order, for how long; with whole backward passes, or in halves.
+"""The order and the length of a lane's step, with whole backward passes or in halves.
 
-In: a workload and a topology; lanes. Out: `LaneRun`. Lanes with equal members, and equal room in their memory, are one
+In: a workload and a topology; lanes. Out: `LaneRun`. Lanes with equal members and equal room in their memory are one
 kind, which is run once.
 
     LaneTimes(workload, topology).of(lane, kept={0: 4096, 1: 4096}).seconds
@@ -37,14 +37,14 @@ from elaswave_fx.plan.work.tiling import Lane, consecutive
 from elaswave_fx.plan.work.topology import Member, Rank, Topology
 
 WORTHWHILE = 0.99
-"""What takes more memory, or more programs, must bring a lane below this fraction of its time without."""
+"""An order with more memory or programs must shorten a lane's step below this fraction."""
 
 
 @dataclass(frozen=True)
 class LaneRun:
-    """A step of a lane: by place the order of its micro-batches and the seconds that it is busy; `seconds` of all.
+    """A step of a lane: by place the order of its micro-batches and its busy seconds; `seconds` of the whole.
 
-    `whole_s`: with whole backward passes. `refused`: why halves were not taken though they may be, empty if they were.
+    `whole_s`: with whole backward passes. `refused`: why allowed halves were not taken, else empty.
     """
 
     orders: tuple[tuple[Action, ...], ...]
@@ -74,11 +74,11 @@ class LaneTimes:
         self._known: dict[tuple[LaneKind, tuple[Room, ...]], LaneRun] = {}
 
     def whole_of(self, kind: LaneKind) -> LaneRun:
-        """With whole backward passes, whatever room there is."""
+        """The run with whole backward passes, in unbounded memory."""
         return self._run_whole(kind)
 
     def least_of(self, kind: LaneKind) -> float:
-        """No more than its seconds with whole backward passes, without links, where all stages are one rank wide."""
+        """Lower bound of `whole_of`'s seconds without links, where all stages are one rank wide."""
         sizes, stages = kind.sizes, []
         small, large = min(sizes), max(sizes)
         for stage in kind.stages:
@@ -90,21 +90,21 @@ class LaneTimes:
         return least_pipeline_s(stages, len(sizes))
 
     def of(self, lane: Lane, kept: Mapping[Rank, int]) -> LaneRun:
-        """As the workload's `schedule` asks; `kept`: elements of state by rank."""
+        """The run by the workload's `schedule`; `kept`: elements of state by rank."""
         kind = LaneKind.of(lane, self._topology)
         if self._workload.options.schedule == "1f1b":
             return self._run_whole(kind)
         return self._run(kind, [self._limits[rank] for rank in lane.ranks], [kept.get(rank, 0) for rank in lane.ranks])
 
     def about(self, kind: LaneKind, members: Sequence[Member], kept: int) -> LaneRun:
-        """The same of ranks that keep about as many elements each."""
+        """The run of ranks that keep about `kept` elements each."""
         if self._workload.options.schedule == "1f1b":
             return self._run_whole(kind)
         return self._run(kind, [member.memory_bytes for member in members], [kept] * len(members))
 
     def least_about(self, kind: LaneKind) -> float:
-        """No more than the seconds of `about`, known without an order of halves: of each rank, when its first forward
-        pass can begin, and all that it has to do."""
+        """Lower bound of `about`'s seconds, without a search of halves: each rank's earliest first forward pass plus
+        all its work."""
         if self._workload.options.schedule == "1f1b":
             return self._run_whole(kind).seconds
         if kind not in self._least:
@@ -112,12 +112,12 @@ class LaneTimes:
         return self._least[kind]
 
     def least_whole_of(self, kind: LaneKind) -> float:
-        """No more than the seconds of `whole_of`, known without a run: when the first forward pass of each rank
-        can begin, all that it has to do, and the backward passes of earlier stages after its last one."""
+        """Lower bound of `whole_of`'s seconds without a run: each rank's earliest first forward pass, all its work, and
+        the backward passes of earlier stages after its last one."""
         return self._find_least(kind, is_whole=True)
 
     def _find_least(self, kind: LaneKind, is_whole: bool) -> float:
-        """`is_whole`: what a rank does last is a backward pass, after which those of earlier stages follow."""
+        """`is_whole`: a rank ends with a backward pass, and those of earlier stages follow."""
         around_s = {size: self._around_s(kind, size, is_whole) for size in set(kind.sizes)}
         least_s = 0.0
         for number, stage in enumerate(kind.stages):
@@ -128,7 +128,7 @@ class LaneTimes:
         return least_s * (1 - ROUNDING)
 
     def _around_s(self, kind: LaneKind, size: int, with_backward: bool) -> list[float]:
-        """By stage, the seconds that a micro-batch of that size takes through earlier stages, before and after it."""
+        """Seconds by stage that a micro-batch of `size` spends in earlier stages, before and after it."""
         before_s, after_s = [0.0] * len(kind.stages), [0.0] * len(kind.stages)
         passes = [[s / max(stage.speeds) for s in self._pass_s(stage.units, size)] for stage in kind.stages]
         for (source, target), traffic in sorted(self.routes.traffic(kind.borders).items()):
@@ -138,7 +138,7 @@ class LaneTimes:
         return [before + after for before, after in zip(before_s, after_s, strict=True)]
 
     def rooms(self, lane: Lane, kept: Mapping[Rank, int]) -> tuple[Room, ...]:
-        """By place: what there is for activations, beside the elements of state that the rank keeps."""
+        """Memory for activations by place, beside the elements of state that the rank keeps."""
         limits, elements = [self._limits[rank] for rank in lane.ranks], [kept.get(rank, 0) for rank in lane.ranks]
         return self._rooms(LaneKind.of(lane, self._topology), limits, elements)
 
@@ -153,7 +153,7 @@ class LaneTimes:
         return self._known[kind, rooms]
 
     def _choose(self, kind: LaneKind, rooms: Sequence[Room]) -> LaneRun:
-        """With whole backward passes, in halves, or the faster that fits."""
+        """The run with whole backward passes, in halves, or the faster that fits."""
         whole = self._run_whole(kind)
         whole = replace(whole, fits=all(map(fits, whole.orders, rooms)))
         split = self._run_split(kind, rooms, whole)
@@ -179,7 +179,7 @@ class LaneTimes:
         return self._whole[kind]
 
     def _run_pipeline(self, kind: LaneKind) -> LaneRun:
-        """As a run of its tasks would show, which need not be made."""
+        """The result of a run of its tasks, in closed form."""
         forward: list[list[float]] = []
         backward: list[list[float]] = []
         for stage in kind.stages:
@@ -194,7 +194,7 @@ class LaneTimes:
         return LaneRun(pipeline_orders(len(kind.stages), len(kind.sizes)), busy, seconds, seconds)
 
     def _pass_s(self, units: Span, samples: int) -> tuple[float, float]:
-        """Forward and backward of a micro-batch at speed 1."""
+        """Forward and backward seconds of a micro-batch at speed 1."""
         key = (units, samples)
         if key not in self._passes:
             lo, hi = units.lo, units.hi
@@ -202,7 +202,7 @@ class LaneTimes:
         return self._passes[key]
 
     def _run_split(self, kind: LaneKind, rooms: Sequence[Room], whole: LaneRun) -> LaneRun | None:
-        """The fastest that fits of the schedules of the split kind, or the leanest; None if there is none."""
+        """The fastest split schedule that fits, or the one that needs least memory; None if there is none."""
         work = lane_work(self.routes, kind, split=True)
         first = dict(enumerate(whole.orders))
         bounds = {place: most_in_flight(order) for place, order in first.items()}
@@ -210,7 +210,7 @@ class LaneTimes:
         least_s = shortest_s(work)
 
         def enough_s() -> float:
-            """What is no shorter than that is not taken."""
+            """Seconds that a useful schedule must stay below."""
             return WORTHWHILE * best.seconds if best is not None and best.fits else math.inf
 
         for schedule in split_schedules(work, first, bounds, dict(enumerate(rooms)), kind.link, enough_s):
@@ -223,7 +223,7 @@ class LaneTimes:
         return best
 
     def _room(self, kind: LaneKind, stage: int, limit: int | None, kept: int) -> Room:
-        """In whole micro-batches, and no more than all of them would need: ranks that have enough are alike."""
+        """Room in whole micro-batches, at most all of the step's: ranks with enough memory are then alike."""
         units, sums = kind.stages[stage].units, self.sums
         largest = max(kind.sizes)
         saved, held = largest * sums.saved(units), largest * sums.held(units)
@@ -242,7 +242,8 @@ class LaneTimes:
 
 
 def plan_work(workload: Workload, topology: Topology, lanes: Sequence[Lane], schedule: Schedule | None = None) -> Work:
-    """The step of all lanes in the orders of `schedule`, with ranks for places; None: in any order of halves."""
+    """The step of all lanes in the orders of `schedule`, with ranks for places; None: backward in halves, in any
+    order."""
     routes = ValueRoutes(workload)
     tasks: list[Task] = []
     needs: dict[Task, dict[Task, int]] = {}
@@ -265,6 +266,6 @@ def _lane_run(work: Work, schedule: Schedule, seconds: float, whole_s: float) ->
 
 
 def fits(order: Sequence[Action], room: Room) -> bool:
-    """Whether what a rank keeps for its backward passes has room."""
+    """Whether the activations kept for backward passes fit."""
     most = max((a * room.saved + b * room.held for a, b in levels(order)), default=0)
     return room.bytes is None or most <= room.bytes

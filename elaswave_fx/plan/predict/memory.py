@@ -1,4 +1,4 @@
-"""Bytes that a tile needs on its rank, exactly for one tile and quickly for every run of units.
+"""Bytes that a tile needs on its rank: exact for one tile, and fast bounds for every run of units.
 
 tile_memory(workload, units, micro_batch=4, in_flight=2, kept=2000).total
 """
@@ -27,7 +27,6 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All bytes."""
         return self.params + self.grads + self.state + self.saved + self.received
 
 
@@ -36,9 +35,9 @@ def tile_memory(
 ) -> Memory:
     """Bytes of a tile of `units` with micro-batches of at most `micro_batch` samples and `kept` bucket elements.
 
-    Kept are owned and held elements alike: a holder has the owner's master copy, optimizer state and record.
-    `in_flight` micro-batches keep their saved activations at once, `waiting` ones besides what their weight halves
-    need; one more may be arriving.
+    Owned and replicated elements cost the same: a replica holder has the owner's master copy, optimizer state and
+    record. `in_flight` micro-batches keep their saved activations together; `waiting` ones keep the inputs of their
+    weight halves besides; one more may be arriving.
     """
     touched = sum(b.numel for b in workload.buckets if any(u in units for u in b.users))
     arriving = sum(
@@ -57,7 +56,7 @@ def tile_memory(
 
 
 def memory_of(plan: Plan, rank: Rank) -> Memory:
-    """What the plan expects of a rank."""
+    """Predicted memory of a rank."""
     kept = sum(len(box.span) for box in plan.boxes if rank in box.replica_ranks)
     tile = plan.tile(rank)
     if not tile.micro_batches:
@@ -67,14 +66,15 @@ def memory_of(plan: Plan, rank: Rank) -> Memory:
 
 
 def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
-    """Bytes per trained parameter over all ranks together, by purpose, with every box in full at all its replica ranks.
+    """Bytes per trained parameter over all ranks together, by purpose, with every box complete at all its replica
+    ranks.
 
-    `records`: what owner and holders keep of a step; `parameters`, `gradients`: of every rank that computes with them.
-    `mode`: of copies; holders keep no records where the whole state is sent to them.
+    `records`: records of a step at owner and replica holders; `parameters`, `gradients`: at every reader. `mode`:
+    copies.mode; holders keep no records where they receive whole states.
     """
     workload = plan.workload
     total = sum(bucket.numel for bucket in workload.buckets)
-    base = workload.state_bytes_per_element - GRADIENT_BYTES  # the rest of it is the reduced gradient
+    base = workload.state_bytes_per_element - GRADIENT_BYTES  # the reduced gradient is the rest
     held = sum(len(box.span) * len(box.holders) for box in plan.boxes)
     computed = sum(len(box.span) * len(box.readers) for box in plan.boxes)
     read = sum(workload.buckets[box.bucket].element_bytes * len(box.span) * len(box.readers) for box in plan.boxes)
@@ -89,7 +89,7 @@ def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
 
 
 class UnitSums:
-    """Sums over any run of units of a workload in nearly constant time; made once for all lanes that are tried."""
+    """Sums over any run of units of a workload in nearly constant time; computed once for all candidate lanes."""
 
     def __init__(self, workload: Workload) -> None:
         count = len(workload.units)
@@ -126,7 +126,7 @@ class UnitSums:
         return _between(self._first, units)
 
     def first_within(self, lo: int, hi: int) -> int:
-        """The same of units [lo, hi)."""
+        """`first_used` of units [lo, hi)."""
         return self._first[hi] - self._first[lo]
 
     def touched(self, units: Span) -> int:
@@ -134,8 +134,8 @@ class UnitSums:
         return self._touched_by(units.lo, units.hi)
 
     def least_bytes(self, lo: int, hi: int, samples: int, ranks: int) -> int:
-        """No more than what a rank needs that runs these units and has the activations of `samples` at once, whoever
-        keeps what among so many ranks."""
+        """Lower bound of the bytes of a rank that runs these units with the activations of `samples`, however state is
+        spread over `ranks` ranks."""
         work, first = self.workload, self._first[hi] - self._first[lo]
         return (
             self._params[hi] - self._params[lo]
@@ -155,7 +155,7 @@ class UnitSums:
         )  # fmt: skip
 
     def lean(self, lo: int, hi: int, micro_batch: int) -> int:
-        """The same with nothing kept for backward."""
+        """`without_state` with nothing kept for backward."""
         key = lo, hi, micro_batch
         found = self._lean.get(key)
         if found is None:
@@ -179,7 +179,7 @@ class UnitSums:
         return found
 
     def _arriving_at(self, lo: int) -> list[tuple[int, int]]:
-        """For runs of 0, 1, 2, … units from `lo` on."""
+        """Totals for runs of 0, 1, 2, … units from `lo`."""
         count = len(self.workload.units) - lo
         fixed, per_sample = [0] * count, [0] * count
         for value in self._crossing[lo]:
@@ -189,7 +189,7 @@ class UnitSums:
 
     @cached_property
     def _crossing(self) -> list[list[Value]]:
-        """By unit, the values from before it that it reads, or one behind it."""
+        """Values from before each unit that the unit or a later one reads."""
         found: list[list[Value]] = [[] for _ in range(len(self.workload.units) + 1)]
         for value in self.workload.values:
             for unit in range(value.producer + 1, value.consumers[-1] + 1):
@@ -198,14 +198,14 @@ class UnitSums:
 
 
 class MemoryTable:
-    """What tiles of some lanes need, with buckets split evenly over `owners`.
+    """Memory of tiles of some lanes, with buckets split evenly over `owners`.
 
-    Held elements are an estimate: as many copies as can be lie with the other owners of the same buckets, the rest
-    evenly with ranks of other units.
+    Replicas are an estimate: as many as possible lie with the other owners of the same buckets, the rest evenly with
+    ranks of other units.
     """
 
     def __init__(self, sums: UnitSums, owners: int, copies: int = 0, ranks: int = 1) -> None:
-        """`owners`: ranks that share the buckets of a unit; `copies`: of each box; `ranks`: all there are."""
+        """`owners`: ranks that share the buckets of a unit; `copies`: replicas of each box; `ranks`: all alive ones."""
         self._sums, self._workload = sums, sums.workload
         self._owners, self._others = owners, max(1, ranks - owners)
         self._copies, self._ranks = copies, ranks
@@ -217,15 +217,15 @@ class MemoryTable:
 
     @property
     def kept_evenly(self) -> int:
-        """Elements of all ranks' shares of boxes, if these were equal."""
+        """Elements of boxes per rank, if all ranks kept equal shares."""
         return self._sums.numel * (1 + self._copies) // self._ranks
 
     def total(self, units: Span, micro_batch: int, in_flight: int) -> int:
-        """Bytes of a tile, as `tile_memory` counts them; shards rounded up."""
+        """Bytes of a tile, as in `tile_memory`; shards rounded up."""
         return self._total(units.lo, units.hi, micro_batch, in_flight)
 
     def reach(self, micro_batch: int, in_flight: int, limit: int) -> list[int]:
-        """By first unit, the end of the longest run of units that fits `limit`: with every unit more is needed."""
+        """End of the longest run of units that fits `limit`, by first unit; memory grows with every unit."""
         key = (micro_batch, in_flight, limit)
         if key not in self._reach:
             count, end = len(self._workload.units), 0
@@ -235,7 +235,7 @@ class MemoryTable:
             ends: list[int] = []
             for lo, row in enumerate(rows):
                 end = max(end, lo)
-                left = limit + kept * saved[lo]  # for what does not depend on micro-batches in flight, and saved[end]
+                left = limit + kept * saved[lo]  # for the part independent of micro-batches in flight, and saved[end]
                 while end > lo and (row.get(end) or lean(row, lo, end)) + kept * saved[end] > left:
                     end -= 1
                 while end < count and (row.get(end + 1) or lean(row, lo, end + 1)) + kept * saved[end + 1] <= left:
@@ -245,7 +245,7 @@ class MemoryTable:
         return self._reach[key]
 
     def _lean(self, micro_batch: int, row: dict[int, int], lo: int, hi: int) -> int:
-        """A tile's bytes with nothing kept for backward, which the row knows from now on."""
+        """A tile's bytes with nothing kept for backward, cached in the row."""
         found = row[hi] = self._state(lo, hi) + self._sums.lean(lo, hi, micro_batch)
         return found
 
@@ -256,7 +256,7 @@ class MemoryTable:
         return self._workload.state_bytes_per_element * self._kept(-(-self._sums.first_within(lo, hi) // self._owners))
 
     def _kept(self, owned: int) -> int:
-        """Elements owned and held by a rank that owns `owned`."""
+        """Elements that a rank owns or replicates, if it owns `owned`."""
         foreign = max(0, self._sums.numel - self._owners * owned)
         return owned * (1 + self._held_inside) + -(-foreign * self._held_outside // self._others)
 

@@ -1,7 +1,7 @@
-"""What has to happen between two plans: tiles that change, boxes that change hands, copies and parameters that travel.
+"""The difference between two plans: changed tiles, boxes with new owners, replicas and parameters to transfer.
 
-In: the plan before and the plan after. Out: a `Transition`, a plain value for events and for people. Pure; whoever
-carries it out reads the plans themselves.
+In: the previous plan and the next plan. Out: a `Transition`, a plain value for events and for people. Pure; the worker
+reads the plans themselves.
 
     Transition.of(plan, replan(plan, (0, 2, 3), copies, 1)).lines()
     ("epoch 0 -> 1: lost rank 1", "rank 3 computes units 4-7 x samples 0-23 (before: units 4-7 x samples 12-23)", ...)
@@ -25,7 +25,7 @@ Link = tuple[Rank, Rank]
 
 
 class Handover(NamedTuple):
-    """A box that changes its owner; `before` may be gone."""
+    """A box with a new owner; `before` may have failed."""
 
     box: BoxId
     before: Rank
@@ -33,7 +33,7 @@ class Handover(NamedTuple):
 
 
 class CopyTask(NamedTuple):
-    """A base that the owner `source` sends to the holder `target`."""
+    """A state transfer from the owner `source` to the replica holder `target`."""
 
     box: BoxId
     source: Rank
@@ -45,9 +45,9 @@ class CopyTask(NamedTuple):
 class Transition:
     """The difference of two plans of one job.
 
-    `lost` are gone, and `left` by their own will. `tiles`: rank -> (tile before, tile after) where they differ, None
-    for no tile. `gained` and `dropped`: units by rank, of ranks that go on. `parameters`: bucket index -> ranks that
-    get them, who did not read it before. `links`: all that the new plan needs; `opened`: those that the old one did
+    `lost` have failed, `left` were drained. `tiles`: rank -> (tile before, tile after) where they differ, None for no
+    tile. `gained` and `dropped`: units by rank, of ranks in both plans. `parameters`: bucket index -> ranks that read
+    it for the first time and receive it. `links`: all that the new plan needs; `opened`: those that the old one did
     not.
     """
 
@@ -67,7 +67,7 @@ class Transition:
 
     @staticmethod
     def of(old: Plan, new: Plan) -> Transition:
-        """From `old` to `new`, which have the same boxes."""
+        """The transition from `old` to `new`, which have the same boxes."""
         before, after = ({t.rank: t for t in plan.tiles} for plan in (old, new))
         tiles = {r: (before.get(r), after.get(r)) for r in sorted({*before, *after}) if before.get(r) != after.get(r)}
         parameters = _new_readers(old, new)
@@ -94,7 +94,7 @@ class Transition:
 
     @property
     def bytes_moved(self) -> int:
-        """States of new copies and working parameters of new readers."""
+        """Bytes of states of new replicas and of working parameters of new readers."""
         return sum(task.size_bytes for task in self.copies) + self.parameter_bytes
 
     def lines(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class Transition:
 def _units_without(
     these: Mapping[Rank, Tile], those: Mapping[Rank, Tile], ranks: Mapping[Rank, Tile]
 ) -> dict[Rank, tuple[int, ...]]:
-    """By rank of `ranks`: the units in its tile of `these` that are not in its tile of `those`; only where any."""
+    """Units of each rank's tile in `these` that are not in its tile in `those`; ranks without any are left out."""
     found = {}
     for rank in ranks:
         other = those[rank].units if rank in those else ()
@@ -149,7 +149,8 @@ def _units_without(
 
 
 def _copy_tasks(plan: Plan) -> tuple[CopyTask, ...]:
-    """A record needs no copy: the next step makes one for owner and holder alike."""
+    """State transfers of syncing replicas. Records need none: the next step makes one for owner and replica holder
+    alike."""
     base_bytes = plan.workload.state_bytes_per_element - GRADIENT_BYTES
     return tuple(
         CopyTask(box_id, box.owner, target, base_bytes * len(box.span))
@@ -159,7 +160,7 @@ def _copy_tasks(plan: Plan) -> tuple[CopyTask, ...]:
 
 
 def _new_readers(old: Plan, new: Plan) -> dict[int, tuple[Rank, ...]]:
-    """But for those that have a copy of all of it, and make its parameters from that."""
+    """New readers by bucket, without those that make its parameters from a complete replica."""
     made: dict[int, set[Rank]] = {}
     for box in new.boxes:
         made[box.bucket] = made.get(box.bucket, set(box.local_materializers)) & box.local_materializers
@@ -173,7 +174,7 @@ def _new_readers(old: Plan, new: Plan) -> dict[int, tuple[Rank, ...]]:
 
 
 def _parameter_bytes(plan: Plan, parameters: Mapping[int, tuple[Rank, ...]]) -> int:
-    """What owners send to new readers: what those do not own themselves."""
+    """Bytes that owners send to new readers, without what the readers own."""
     return sum(
         plan.workload.buckets[box.bucket].element_bytes * len(box.span)
         for box in plan.boxes

@@ -1,7 +1,7 @@
-"""Bytes that copies on their way need beside what ranks have anyway, and waves of copies that keep to a bound.
+"""Extra bytes for replicas that are syncing, and waves of replicas that stay within a bound.
 
-In: boxes with ranks that catch up. Out: by rank what it takes to get them there; or the boxes of a first wave, in which
-as many copies are made as have room, and all who have a copy keep it. The plans that follow make what is left.
+In: boxes with syncing replicas. Out: the bytes that this takes, by rank; or the boxes of a first wave, with as many new
+replicas as have room and all existing ones kept. Later plans make the rest.
 
     transition_memory(plan)[3]                      ->  Needs(copies=98304, records=294912, in_flight=0, parameters=0)
     first_wave(boxes, workload, {3: 2000000, ...})  ->  boxes 0-1 with rank 3 among their holders, boxes 2-4 without it
@@ -20,22 +20,21 @@ from elaswave_fx.plan.work.topology import Rank, Topology
 from elaswave_fx.words import size_text
 
 EXPECTED_RECORDS = 2
-"""Records of a box that a rank expects at once while it catches up (`kExpectedAhead` in native/commit/machine.h)."""
+"""Records of a box that a syncing rank expects at the same time (`kExpectedAhead` in native/commit/machine.h)."""
 
 LATE_RECORDS = 4
-"""Records of a box that an owner has sent behind its state may be so many steps late at its vote (`kLateSteps` in
-native/exec/state/state_copies.cc). That of the next step is made before the next vote."""
+"""Steps by which records sent behind a state may lag at the owner's vote (`kLateSteps` in
+native/exec/state/state_copies.cc). The next step's record is made before the next vote."""
 
 UNDER_WAY_BYTES = 4 << 20
-"""States that an owner sends at once, but for the last of them (`kCopiedAtOnce` in exec/state/state_copies.cc). An
-update leaves them alone and writes new ones, so that there are two of each meanwhile."""
+"""States that an owner sends at the same time, not counting the last one (`kCopiedAtOnce` in
+exec/state/state_copies.cc). An update leaves them alone and writes new ones, so each exists twice meanwhile."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a rank needs beside what it had before: `copies` that come to it, the `records` behind them, states
-    and records `in_flight` to others; and `parameters` that it computes with from now on, in the stop in which
-    it still has those of before."""
+    """Extra bytes of a rank: `copies` that it receives, the `records` behind them, states and records `in_flight` to
+    others; and new working `parameters`, in a stop in which it still has its previous ones."""
 
     copies: int = 0
     records: int = 0
@@ -44,13 +43,13 @@ class Needs:
 
     @property
     def behind(self) -> int:
-        """What goes on behind steps; this is what is bounded, for parameters are part of what the plan itself needs."""
+        """Bytes needed during steps. Only these are bounded, as parameters are part of the plan's own need."""
         return self.copies + self.records + self.in_flight
 
 
 @dataclass(frozen=True)
 class Short:
-    """A copy for which a rank has no room, not even alone."""
+    """A replica for which a rank has no room, not even alone."""
 
     box: BoxId
     rank: Rank
@@ -59,7 +58,7 @@ class Short:
 
     @property
     def words(self) -> str:
-        """Who has not enough of what."""
+        """The shortage in words."""
         return (
             f"a copy of box {self.box} takes {size_text(self.needs)} of rank {self.rank}, which has "
             f"{size_text(self.has)} for copies on their way (by switch.memory, and by what its plan leaves): "
@@ -68,11 +67,11 @@ class Short:
 
 
 Room = Mapping[Rank, int]
-"""By rank the bytes that there are for copies on their way; a rank that is not in it has no bound."""
+"""Bytes by rank for syncing replicas; a rank that is not in it has no bound."""
 
 
 def transition_memory(plan: Plan, before: Plan | None = None) -> dict[Rank, Needs]:
-    """By rank, ascending, what its copies on their way need at most, and parameters that it did not have `before`."""
+    """The most bytes, by rank, that its syncing replicas need, and parameters that it did not have `before`."""
     account = _Account(plan.workload)
     for box in plan.boxes:
         for rank in box.catching_up:
@@ -83,17 +82,17 @@ def transition_memory(plan: Plan, before: Plan | None = None) -> dict[Rank, Need
 
 
 def copy_bytes(workload: Workload, box: Box) -> int:
-    """What a rank needs that gets a copy of the box: its state, records that it expects, and one that is applied."""
+    """Bytes of a new replica: its state, records that it expects, and one that is applied."""
     return state_bytes(workload, box) + (EXPECTED_RECORDS + 1) * _record_bytes(workload, box)
 
 
 def state_bytes(workload: Workload, box: Box) -> int:
-    """What travels of a box: a record needs no copy, for the next step makes one."""
+    """Bytes to transfer of a box: a record needs no copy, for the next step makes one."""
     return (workload.state_bytes_per_element - GRADIENT_BYTES) * len(box.span)
 
 
 def room_for_copies(topology: Topology, needed: Mapping[Rank, int]) -> dict[Rank, int]:
-    """What ranks have beside the bytes that they need anyway, at most what the topology allows for a transition."""
+    """Free bytes of ranks beside `needed`, at most what the topology allows for a transition."""
     found: dict[Rank, int] = {}
     for member in topology.members:
         bounds = [] if topology.switch_bytes is None else [topology.switch_bytes]
@@ -105,13 +104,13 @@ def room_for_copies(topology: Topology, needed: Mapping[Rank, int]) -> dict[Rank
 
 
 def needed_without_copies(plan: Plan) -> dict[Rank, int]:
-    """By rank, the bytes of the plan but for the copies that have yet to come."""
+    """Bytes of the plan by rank, without replicas that are still to come."""
     needed = {rank: cost.memory_bytes for rank, cost in plan.predicted.ranks.items()}
     return without_copies(needed, plan.boxes, plan.workload)
 
 
 def without_copies(needed: Mapping[Rank, int], boxes: Sequence[Box], workload: Workload) -> dict[Rank, int]:
-    """The bytes that ranks need, less those of copies that have yet to come."""
+    """`needed` without the bytes of replicas that are still to come."""
     left = dict(needed)
     for box in boxes:
         for rank in box.catching_up:
@@ -120,8 +119,8 @@ def without_copies(needed: Mapping[Rank, int], boxes: Sequence[Box], workload: W
 
 
 def first_wave(boxes: Sequence[Box], workload: Workload, room: Room) -> tuple[Box, ...]:
-    """The same boxes with as many of the copies on their way as there is room for: those first of boxes that have the
-    fewest, then in order. The same boxes, if all fit."""
+    """The boxes with as many new replicas as have room: boxes with fewest replicas first, then in order. Unchanged if
+    all fit."""
     account, found = _Account(workload), list(boxes)
     behind = [number for number, box in enumerate(boxes) if box.catching_up]
     for number in sorted(behind, key=lambda number: (len(boxes[number].local_materializers), number)):
@@ -134,7 +133,7 @@ def first_wave(boxes: Sequence[Box], workload: Workload, room: Room) -> tuple[Bo
 
 
 def without_room(boxes: Sequence[Box], workload: Workload, room: Room) -> Short | None:
-    """The first copy that will have no room in any wave; None if there is none."""
+    """The first new replica that has no room in any wave; None if all do."""
     for number, box in numbered(boxes):
         for rank in box.catching_up:
             sent = state_bytes(workload, box) + _late_bytes(workload, box)
@@ -146,18 +145,18 @@ def without_room(boxes: Sequence[Box], workload: Workload, room: Room) -> Short 
 
 
 class _Account:
-    """What copies need that were added so far."""
+    """Needs of the replicas added so far."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
         self._copies: Counter[Rank] = Counter()
         self._records: Counter[Rank] = Counter()
         self._sent: Counter[Rank] = Counter()
-        self._late: Counter[Rank] = Counter()  # records that follow what is sent
+        self._late: Counter[Rank] = Counter()  # records behind the states
         self._largest: defaultdict[Rank, int] = defaultdict(int)  # by owner, of the states that it sends
 
     def add(self, box: Box, target: Rank, room: Room) -> bool:
-        """A copy for `target`, if it has the room, and the owner; returns whether they have."""
+        """Add a replica at `target` if it and the owner have room. Return whether they have."""
         state = state_bytes(self._workload, box)
         comes = self.needs(target).behind + copy_bytes(self._workload, box)
         sent, largest = self._sent[box.owner] + state, max(self._largest[box.owner], state)
@@ -171,30 +170,29 @@ class _Account:
         return True
 
     def needs(self, rank: Rank, parameters: int = 0) -> Needs:
-        """Of a rank, so far."""
         in_flight = _in_flight(self._sent[rank], self._largest[rank]) + self._late[rank]
         return Needs(self._copies[rank], self._records[rank], in_flight, parameters)
 
 
 def _in_flight(sent: int, largest: int) -> int:
-    """Of an owner that sends so many bytes of states in all."""
+    """Bytes in flight of an owner that sends `sent` bytes of states in all."""
     return min(sent, UNDER_WAY_BYTES + largest)
 
 
 def _late_bytes(workload: Workload, box: Box) -> int:
-    """At the owner, of the records that follow a state at most at once."""
+    """The most bytes at the owner of records that follow a state."""
     return (LATE_RECORDS + 1) * _record_bytes(workload, box)
 
 
 def _record_bytes(workload: Workload, box: Box) -> int:
-    """Of buffers, which are whole buckets, what every granule has yielded."""
+    """Bytes of a record; for buffers, which are whole buckets, the outputs of every granule."""
     times = workload.granules if workload.buckets[box.bucket].whole else 1
     return GRADIENT_BYTES * len(box.span) * times
 
 
 def made_ahead(before: Plan, plan: Plan, rank: Rank) -> list[int]:
-    """Buckets of parameters that a rank comes to compute with, for which there is memory, gradients included, beside
-    all that it has `before`: all of them or none. Of buffers there is little."""
+    """New parameter buckets of a rank that fit, gradients included, beside all that it has `before`: all of them or
+    none. Buffers are small and left out."""
     work = plan.workload
     new = [number for number in _new_buckets(before, plan, rank) if not work.buckets[number].whole]
     more = sum(work.buckets[number].work_bytes + work.sum_bytes * work.buckets[number].numel for number in new)
@@ -203,7 +201,7 @@ def made_ahead(before: Plan, plan: Plan, rank: Rank) -> list[int]:
 
 
 def _new_parameters(before: Plan, plan: Plan, rank: Rank) -> int:
-    """Bytes of the working copies of what a rank reads for the first time."""
+    """Bytes of working copies that are new to the rank."""
     buckets = plan.workload.buckets
     return sum(buckets[n].work_bytes for n in _new_buckets(before, plan, rank))
 
@@ -216,7 +214,8 @@ def _new_buckets(before: Plan, plan: Plan, rank: Rank) -> list[int]:
 
 
 def wave_words(planned: Sequence[Box], made: Sequence[Box], short: Short | None) -> str:
-    """How many of the planned copies are made now; nothing if all are. `short`: one that has no room at all."""
+    """Words for replicas that are not made in this wave; empty if all are. `short`: a replica that has no room at
+    all."""
     wanted, now = (sum(len(box.catching_up) for box in boxes) for boxes in (planned, made))
     if wanted == now:
         return ""

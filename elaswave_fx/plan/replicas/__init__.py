@@ -1,1 +1,1 @@
-"""Who owns which box of the state, and who keeps its copies."""
+"""Owners and replica holders of the boxes of the state."""

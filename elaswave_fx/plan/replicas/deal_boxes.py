@@ -1,11 +1,11 @@
-"""Boxes and who keeps their copies: cut from the program alone, then dealt to ranks, and later handed on among them.
+"""Boxes and their replicas: cut from the program alone, then dealt to ranks, and later reassigned among them.
 
 In: a workload, its tiles, the alive ranks. Out: boxes with readers, owner and holders. Pure and deterministic.
 
     bucket of 65,536 elements, boxes of at least 8,192    ->  8 boxes, whatever the layout
     first read on ranks 0 and 2                           ->  [0, 32768) in 4 boxes owned by 0, the other 4 by 2
     choose_holders, hosts (0, 1) and (2, 3), one copy     ->  those of 0 held by 2 (another host, a reader), and by 0
-    fatal_losses                                          ->  (0, 2), (1, 3): no copy is left of something without both
+    fatal_losses                                          ->  (0, 2), (1, 3): the pairs with the only replicas of a box
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from elaswave_fx.plan.work.topology import Host, Rank, Topology
 from elaswave_fx.words import number_ranges, rank_words
 
 BOXES = 512
-"""About as many boxes does a large program have: two for each of 256 ranks, eight times the 32 that start a large job
-here. There are no more of them because every re-plan goes through all."""
+"""Approximate number of boxes of a large program: two for each of 256 ranks, eight times the 32 that start a large job
+here. Every re-plan visits all boxes, so there are no more."""
 
 LEAST_ELEMENTS = 8192
-"""About the smallest box that a bucket is cut into, 32 KiB in fp32. However small it is, a box costs every step its
-messages and a call of the optimizer, so a small program shall not have hundreds. Smaller buckets stay whole."""
+"""Approximate size of the smallest box, 32 KiB in fp32. Every box costs a step its messages and a call of the
+optimizer, so a small program must not have hundreds. Smaller buckets stay whole."""
 
 ALIGNMENT = 32
-"""Boxes begin at multiples of so many elements, a cache line also in bf16, so that kernels run on whole vectors."""
+"""Alignment of boxes in elements, a cache line also in bf16, so that kernels run on whole vectors."""
 
 
 def least_elements(total: int) -> int:
@@ -41,10 +41,8 @@ def least_elements(total: int) -> int:
 
 
 def cut_bucket(numel: int, least: int) -> tuple[Span, ...]:
-    """The boxes of a bucket: equal ones, up to a cache line, of `least` elements or more, if it has as many.
-
-    Their number is a power of two or three times one, so that 2, 3, 4, 6 or 8 ranks share them evenly.
-    """
+    """The boxes of a bucket: equal up to a cache line, of `least` elements or more, if it has as many. Their number is
+    a power of two or three times one, so that 2, 3, 4, 6 or 8 ranks share them evenly."""
     most = max(1, min(numel // least, numel // ALIGNMENT))
     power = 1 << (most.bit_length() - 1)
     count = 3 * power // 2 if 3 * power // 2 <= most and power > 1 else power
@@ -62,15 +60,15 @@ def deal_boxes(workload: Workload, tiles: Sequence[Tile]) -> tuple[Box, ...]:
 
 
 def deal_owners(workload: Workload, runs: Sequence[Sequence[Rank]]) -> list[Box]:
-    """All boxes of a program, those of a bucket in consecutive runs to the ranks of its first user; nobody reads them
-    yet. `runs`: by unit, the ranks that run it, ascending.
+    """All boxes of a program without readers, those of a bucket in consecutive runs to the ranks of its first user.
+    `runs`: by unit, the ranks that run it, ascending.
 
-    Runs of boxes are as equal as can be; the longer ones go to whoever owns least of the buckets before that the same
-    ranks run, and then of all. Where there are more ranks than boxes, only as many ranks are looked at as own one.
+    Runs of boxes are as equal as possible. The longer ones go to the rank that owns least of the earlier buckets of the
+    same ranks, then least of all. With more ranks than boxes, only as many ranks as boxes are considered.
     """
     boxes: list[Box] = []
     owned: Counter[Rank] = Counter()
-    # Units that the same ranks run follow each other.
+    # Units of the same ranks are consecutive.
     stages = list(itertools.accumulate(unit > 0 and ranks != runs[unit - 1] for unit, ranks in enumerate(runs)))
     of_stage: defaultdict[int, Counter[Rank]] = defaultdict(Counter)
     for index, bucket in enumerate(workload.buckets):
@@ -100,13 +98,13 @@ def with_readers(boxes: Sequence[Box], workload: Workload, tiles: Sequence[Tile]
 
 
 def bucket_sharers(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, ...]]:
-    """By bucket, the ranks that share what it has: those that run its first user, as when boxes are dealt."""
+    """Ranks that run the first user of each bucket and share its boxes."""
     runs = _unit_ranks(workload, tiles)
     return [runs[bucket.users[0]] for bucket in workload.buckets]
 
 
 def _unit_ranks(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, ...]]:
-    """By unit, the ranks whose tiles contain it, ascending; units of the same ranks share them."""
+    """Ranks whose tiles contain each unit, ascending; units of the same ranks share the tuple."""
     found: list[list[Rank]] = [[] for _ in workload.units]
     for tile in sorted(tiles, key=lambda tile: tile.rank):
         for unit in range(tile.units.lo, tile.units.hi):
@@ -116,7 +114,7 @@ def _unit_ranks(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, .
 
 
 def _bucket_readers(workload: Workload, runs: Sequence[tuple[Rank, ...]]) -> list[tuple[Rank, ...]]:
-    """By bucket, the ranks that run any of its users."""
+    """Ranks that run any user of each bucket."""
     return [
         runs[bucket.users[0]]
         if len(bucket.users) == 1
@@ -126,13 +124,13 @@ def _bucket_readers(workload: Workload, runs: Sequence[tuple[Rank, ...]]) -> lis
 
 
 def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank], copies: int) -> tuple[Box, ...]:
-    """The boxes with `copies` holders each out of `ranks`, as far as there are ranks besides the owner.
+    """The boxes with `copies` replica holders each out of `ranks`, as far as there are ranks besides the owner.
 
-    All boxes of an owner have the same holders, so that few sets of ranks have all copies of something, and few losses
-    at once are fatal (copysets: Cidon et al., USENIX ATC 2013). Preferred are other machines than the owner's, then
-    other hosts, then machines and hosts that have no copy yet, then ranks that read what the owner owns (they can be
-    promoted without a transfer), then whoever holds least. Two that hold each other's boxes are one fatal pair instead
-    of two.
+    All boxes of an owner have the same holders: few sets of ranks then have all replicas of something, and few
+    simultaneous failures are fatal (copysets: Cidon et al., USENIX ATC 2013). Preferred are, in order: other machines
+    than the owner's, other hosts, machines and hosts without a replica, readers of the owner's boxes (they can be
+    promoted without a transfer), the rank that holds least. Two ranks that hold each other's boxes are one fatal pair
+    instead of two.
     """
     partners = _Partners(topology, boxes, ranks)
     for _ in range(min(copies, len(ranks) - 1)):
@@ -141,7 +139,7 @@ def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Ran
 
 
 def failure_domains(topology: Topology) -> Mapping[Rank, Host | str]:
-    """Rank -> what it is lost with: its machine, or, where all are on one machine, the host that it emulates."""
+    """Rank -> its failure domain: its machine, or its emulated host where all ranks are on one machine."""
     several = len(topology.machines) > 1
     return {m.rank: m.machine if several else m.host for m in topology.members}
 
@@ -162,10 +160,10 @@ class _Partners:
             self._readers[box.owner] = known if known is readers else known & readers
         self.of: dict[Rank, list[Rank]] = {owner: [] for owner in sorted(self._owned)}
         self._rounds = 0
-        self._waiting: Counter[Host] = Counter()  # by host, the ranks that have no holder of this round yet
+        self._waiting: Counter[Host] = Counter()  # by host, the ranks without a replica holder in this round
 
     def add_round(self) -> None:
-        """One more holder for every owner: pairs first, then the rest where least is held."""
+        """One more holder for every owner: pairs first, then the ranks that hold least."""
         self._waiting = Counter(self._host[rank] for rank in self._ranks if self._waits(rank))
         for owner, holders in self.of.items():
             if len(holders) > self._rounds:
@@ -185,10 +183,8 @@ class _Partners:
         return len(self.of.get(rank, ())) == self._rounds
 
     def _best(self, owner: Rank) -> Rank:
-        """Of hosts as good, the one with most ranks that still wait comes first, lest those of one host are left.
-
-        Where a reader is in a place that no other rank can better, others are not looked at.
-        """
+        """The best next holder: equal hosts are ordered by waiting ranks, most first, so that the ranks left over are
+        not all on one host. A reader in a best possible place ends the search."""
         taken = {owner, *self.of[owner]}
         domain, own_domain = self._domain, self._domain[owner]
         domains = {domain[rank] for rank in self.of[owner]}
@@ -212,7 +208,7 @@ class _Partners:
         self._held[holder] += self._owned[owner]
 
     def _place(self, owner: Rank, rank: Rank, beside: int | None = None) -> tuple[bool, ...]:
-        """How good a place `rank` is for a copy beside the first `beside` ones; the smaller, the better."""
+        """Rank of `rank` as a place for a replica beside the first `beside` ones; less is better."""
         host, domain, others = self._host, self._domain, self.of[owner][:beside]
         return (
             domain[rank] == domain[owner], host[rank] == host[owner],
@@ -221,10 +217,10 @@ class _Partners:
         )  # fmt: skip
 
     def _best_move(self) -> tuple[Rank, Rank] | None:
-        """The newest copies of one owner to a place as good that holds less, where that lessens the larger load: of an
-        odd number of ranks, pairs leave one that holds nothing."""
+        """A move of one owner's newest replicas to an equal place that holds less, if it lowers the larger load: pairs
+        of an odd number of ranks leave one that holds nothing."""
         held, owned = self._held, self._owned
-        room = {owner: held[holders[-1]] - owned[owner] for owner, holders in self.of.items()}  # what a target holds
+        room = {owner: held[holders[-1]] - owned[owner] for owner, holders in self.of.items()}  # load of a target
         most = max(room.values(), default=0)
         for target in sorted((rank for rank in self._ranks if held[rank] < most), key=lambda r: (held[r], r)):
             for owner, (*others, holder) in self.of.items():
@@ -237,7 +233,7 @@ class _Partners:
 
 
 def _reader_sets(boxes: Sequence[Box]) -> list[frozenset[Rank]]:
-    """By box; boxes of the same readers share them."""
+    """Readers by box; boxes of the same readers share the set."""
     known: dict[tuple[Rank, ...], frozenset[Rank]] = {}
     for box in boxes:
         if box.readers not in known:
@@ -246,13 +242,13 @@ def _reader_sets(boxes: Sequence[Box]) -> list[frozenset[Rank]]:
 
 
 def fatal_losses(boxes: Sequence[Box]) -> tuple[tuple[Rank, ...], ...]:
-    """The smallest sets of ranks, ascending, whose loss at once takes all copies of a box."""
+    """The smallest sets of ranks, ascending, whose simultaneous failure takes all replicas of a box."""
     sets = {frozenset(box.local_materializers) for box in boxes}
     return tuple(sorted(tuple(sorted(s)) for s in sets if not any(other < s for other in sets)))
 
 
 def fatal_domains(topology: Topology, copies: Iterable[Iterable[Rank]]) -> tuple[Host | str, ...]:
-    """The failure domains, in order of their first ranks, that hold all `copies` of something."""
+    """The failure domains that hold all `copies`, in order of their first ranks."""
     domain = failure_domains(topology)
     found = ({domain[rank] for rank in ranks} for ranks in copies)
     fatal = {domains.pop() for domains in found if len(domains) == 1}
@@ -281,12 +277,11 @@ def kept_elements(boxes: Sequence[Box]) -> Counter[Rank]:
 
 @dataclass(frozen=True)
 class CopySources:
-    """What boxes are handed out by: the alive ranks, who has a copy now, copies wanted.
+    """Inputs of a reassignment: alive ranks, present replica holders, and the number of replicas to have.
 
-    `have[i]`: ranks with a copy of box i, ascending, at least one. `places`: the order of ranks that would do equally
-    well; a rank's number, which says nothing about it, shall not decide. `wanted_by`: box -> ranks that are to have a
-    copy of it besides. `is_interim`: the lanes are to change soon, so owners stay as far as they can. `sharers`: by
-    bucket, see `bucket_sharers`; none where all readers of a box share it.
+    `have[i]`: ranks with a replica of box i, ascending, at least one. `places`: tie-break order of ranks, as rank
+    numbers carry no meaning. `wanted_by`: box -> ranks that need a replica in addition. `is_interim`: the lanes will
+    change soon, so owners stay where possible. `sharers`: see `bucket_sharers`; empty: all readers of a box share it.
     """
 
     topology: Topology
@@ -298,23 +293,24 @@ class CopySources:
     sharers: Sequence[tuple[Rank, ...]] = ()
 
     def sharing(self, box: Box) -> tuple[Rank, ...]:
-        """The ranks among which owners of this box and of others are to be even."""
+        """Ranks that own this box's bucket in even shares."""
         return self.sharers[box.bucket] if self.sharers else box.readers
 
 
 def reassign_boxes(boxes: Sequence[Box], by: CopySources) -> tuple[Box, ...]:
-    """The same boxes with owners that have a copy, and holders that have one or are to get one (`catching_up`).
+    """The same boxes with owners that have a replica, and holders that have or will get one (`catching_up`).
 
-    An owner stays if it lives and reads the box, or if nobody who reads it has a copy; but where owned shares of a
-    stage have become uneven, others take over what they have a copy of, and get copies of what they are to own. While
-    somebody is catching up, all who have a copy keep it; otherwise those beyond the wanted number are dropped. Ranks
-    that leave get nothing, own what nobody else has, and keep the copies that they have: they do not count.
+    An owner stays if it is alive and reads the box, or if no reader has a replica. Where owned shares of a stage are
+    uneven, other ranks take over boxes of which they have a replica, and get replicas of boxes that they will own.
+    During a sync all existing replicas stay; otherwise surplus ones are dropped. Leaving ranks get nothing, own only
+    boxes that no other rank has, and keep their replicas, which do not count.
     """
     return _Reassignment(boxes, by).result()
 
 
 class _Reassignment:
-    """Greedy, in order of boxes: whoever keeps least so far gets the next, among few ranks for every owner."""
+    """Greedy assignment in order of boxes: the rank that keeps least so far gets the next, among few ranks per
+    owner."""
 
     def __init__(self, boxes: Sequence[Box], by: CopySources) -> None:
         self._boxes = boxes
@@ -330,7 +326,7 @@ class _Reassignment:
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
         self._partners: defaultdict[Rank, set[Rank]] = defaultdict(set)  # owner -> holders of any of its boxes
-        self._awaited: dict[int, tuple[Rank, ...]] = {}  # box -> who has no copy of it and is to get one
+        self._awaited: dict[int, tuple[Rank, ...]] = {}  # box -> the rank that needs a new replica
 
     def result(self) -> tuple[Box, ...]:
         owners = self._owners()
@@ -344,7 +340,7 @@ class _Reassignment:
         return tuple(self._box(number, owner, stay[number]) for number, owner in enumerate(owners))
 
     def _owners(self) -> list[Rank]:
-        """First those that stay, so that the others are balanced against them."""
+        """Owners, those that stay first, so that the others are balanced against them."""
         owners: list[Rank | None] = []
         for box, size, have, readers in zip(self._boxes, self._size, self._by.have, self._readers, strict=True):
             stays = box.owner in have and (box.owner in readers or readers.isdisjoint(have))
@@ -374,8 +370,8 @@ class _Reassignment:
         return owner
 
     def _staying(self, number: int, owner: Rank) -> list[Rank]:
-        """Those with a copy, best first, as many as are wanted; all of them while a better place has none yet. And
-        those that leave, which keep theirs until they go."""
+        """The holders that keep their replica, best first: as many as requested, or all while a better place is still
+        without one; plus leaving ranks, until they leave."""
         have = [rank for rank in self._by.have[number] if rank != owner]
         kept = [rank for rank in have if rank in self._leaving]
         have = [rank for rank in have if rank not in self._leaving] if kept else have
@@ -386,7 +382,7 @@ class _Reassignment:
 
         def key(rank: Rank) -> tuple[object, ...]:
             held = self._held[rank], self._place[rank]
-            is_wanted = rank in needed  # such a copy stays anyway: then another does not have to
+            is_wanted = rank in needed  # a replica in such a place stays anyway: no other has to
             return self._near(rank, owner), not is_wanted, rank not in readers, rank not in before, held
 
         needed = self._by.wanted_by.get(number, ())
@@ -394,8 +390,8 @@ class _Reassignment:
         return best[:wanted] + [rank for rank in best[wanted:] if rank in needed] + kept
 
     def _place_missing(self, number: int, owner: Rank, have: Sequence[Rank]) -> bool:
-        """Whether a copy is wanted where none is: with a reader of the box, or farther from the owner than all others,
-        on another machine or host."""
+        """Whether a replica is missing where one is preferred: at a reader of the box, or farther from the owner
+        (another machine or host) than all holders."""
         readers = self._readers[number]
         if not self._wanted:
             return False
@@ -405,7 +401,7 @@ class _Reassignment:
         return any(farthest) and any(self._near(rank, owner) < farthest for rank in self._ranks)
 
     def _near(self, rank: Rank, owner: Rank) -> tuple[bool, bool]:
-        """Whether a rank is lost with its machine, and with its host, when the owner is; the smaller, the farther."""
+        """Whether a rank is in the owner's machine, and in its host; less is farther."""
         return self._domain[rank] == self._domain[owner], self._host[rank] == self._host[owner]
 
     def _those_that_stay(self, ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
@@ -427,11 +423,11 @@ class _Reassignment:
         return Box(box.bucket, box.span, owner, tuple(holders), tuple(behind), box.readers)
 
     def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
-        """A reader of the box if owner and holders are none; else another machine or host, a reader, whoever keeps
-        least.
+        """A reader of the box if owner and holders are none; else another machine or host, a reader, the rank that
+        keeps least.
 
-        Of ranks that are as good, the boxes of an owner go to two per copy: to one, and it would keep much more than
-        others; to many, and many losses of two ranks at once would be fatal.
+        Among equal ranks, an owner's boxes go to two per replica: with one it would keep much more than others, with
+        many, many simultaneous failures of two ranks would be fatal.
         """
         host, domain = self._host, self._domain
         readers, before = self._readers[number], self._boxes[number].holders
@@ -449,6 +445,6 @@ class _Reassignment:
             return place(rank), rank not in before, enough and rank not in partners, kept, self._place[rank]
 
         best = min((rank for rank in readers if rank != owner and rank not in taken), key=key, default=None)
-        if best is not None and not any(place(best)):  # no other rank can be in a better one
+        if best is not None and not any(place(best)):  # no other rank can be better
             return best
         return min((rank for rank in self._ranks if rank != owner and rank not in taken), key=key)

@@ -1,8 +1,7 @@
-"""Which copies a goal needs: those of what its ranks will compute with, and do not compute with yet.
+"""Replicas that a target layout needs: boxes that its ranks will compute with, and do not compute with yet.
 
-In: a plan, its goal, who has a copy of which box. Out: box -> the ranks that are to have a copy. They get them in
-waves, as there is room (`transition_memory.py`). What has none at all travels as parameters when the goal's lanes are
-taken.
+In: a plan, its target layout, the replica holders of each box. Out: box -> ranks that need a replica. Replicas are made
+in waves, as there is room (`transition_memory.py`). Boxes without one are sent as parameters when the lanes are taken.
 
     copies_for(goal, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
 """
@@ -22,13 +21,13 @@ from elaswave_fx.plan.work.tiling import tiles_of
 from elaswave_fx.plan.work.topology import Rank
 
 LEAST_FREE = 0.1
-"""Copies are reckoned to get so much of a link at least."""
+"""Least fraction of a link assumed to be free for replica sync."""
 
 ByBox = Mapping[int, tuple[Rank, ...]]
 
 
 def copies_for(goal: Goal, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBox:
-    """What ranks are to have for `goal` while they compute as `plan` says; nothing if no copy has to be made."""
+    """Replicas that ranks need for `goal` while they compute as in `plan`; empty if none has to be made."""
     after = with_readers(plan.boxes, plan.workload, tiles_of(goal.lanes))
     found: defaultdict[int, list[Rank]] = defaultdict(list)
     is_complete = True
@@ -42,7 +41,7 @@ def copies_for(goal: Goal, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBo
 
 
 def copies_read_anew(before: Sequence[Box], after: Sequence[Box], have: Sequence[tuple[Rank, ...]]) -> ByBox:
-    """Copies of what ranks compute with for the first time: they make its parameters from them."""
+    """Replicas for new readers of boxes, which make the parameters from them."""
     found: dict[int, tuple[Rank, ...]] = {}
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
         if old.readers != new.readers:
@@ -53,7 +52,7 @@ def copies_read_anew(before: Sequence[Box], after: Sequence[Box], have: Sequence
 
 
 def copies_per_stall(plan: Plan) -> float:
-    """How long copies of a state need behind the steps of a plan, over how long its parameters would need alone."""
+    """Seconds to sync a state behind the steps of a plan, over seconds to transfer its parameters alone."""
     work, predicted = plan.workload, plan.predicted
     free = 1.0 - predicted.exchange_s / predicted.step_s if predicted.step_s else 1.0
     states = (work.state_bytes_per_element - GRADIENT_BYTES) * sum(bucket.numel for bucket in work.buckets)
@@ -61,7 +60,7 @@ def copies_per_stall(plan: Plan) -> float:
 
 
 def goal_words(plan: Plan) -> Iterator[str]:
-    """What comes next, and what for."""
+    """The target layout and the replicas for it, in words."""
     if plan.goal is not None:
         behind = sum(len(box.catching_up) for _, box in numbered(plan.boxes))
         yield (
@@ -71,8 +70,8 @@ def goal_words(plan: Plan) -> Iterator[str]:
 
 
 def copy_without_room(goal: Goal, plan: Plan) -> Short | None:
-    """A copy that the goal needs of a plan whose copies are all there, and for which there is no room; None if all can
-    be made, in one wave or more."""
+    """A replica of the target layout that never has room, for a plan whose replicas are in sync; None if all can be
+    made, in one wave or more."""
     missing = copies_for(goal, plan, [box.replica_ranks for box in plan.boxes])
     boxes: list[Box] = []
     for number, box in numbered(plan.boxes):

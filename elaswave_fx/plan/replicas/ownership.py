@@ -1,10 +1,10 @@
-"""Who should own which box: as much for every reader of a box as for the others, by a few boxes that change hands.
+"""Balanced ownership: equal shares for all readers of the same boxes, by moving few boxes.
 
-In: boxes with their readers, who owns them, who has a copy. Out: owners that can take over now, and those that should
-later, once they have a copy. Boxes are shared among the ranks of their bucket's first user, as when they were dealt.
+In: boxes with their readers, owners and replica holders. Out: owners that can take over now, and later owners, which
+first need a replica. Boxes are shared among the ranks of their bucket's first user, as when they were dealt.
 
     4 boxes read by ranks 0 and 1, all owned by 0, held by 1   ->  1 owns two of them
-    the same, held by nobody                                   ->  1 should own two of them, and is to get copies
+    the same, held by no other rank                            ->  1 should own two of them, and gets replicas
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.topology import Rank
 
 UNEVEN = 0.25
-"""Owned shares of a stage stay as they are while each is within so much of an even one, or while they differ by less
-than two boxes. What moves needs copies, and a planned stop."""
+"""Tolerance of owned shares: they stay while each is within this fraction of an even one, or while they differ by less
+than two boxes. A move needs replicas, and a planned reconfiguration."""
 
 FULL = 1.1
-"""Whoever takes boxes of one that owns too much takes them until it owns so many even shares: then those boxes lie with
-few ranks, and few losses of two at once are fatal."""
+"""Even shares up to which one rank takes boxes of an owner with too many: those boxes then lie with few ranks, and few
+simultaneous failures of two ranks are fatal."""
 
 Readers = tuple[Rank, ...]
 
 
 def owned_elements(boxes: Iterable[Box], sharing: Callable[[Box], Readers]) -> Mapping[Readers, Counter[Rank]]:
-    """By the ranks that share the same boxes, what each of them owns of these."""
+    """Elements that each rank owns of the boxes it shares, by sharing ranks."""
     found: dict[Readers, Counter[Rank]] = {}
     for box in boxes:
         ranks = sharing(box)
@@ -37,20 +37,20 @@ def owned_elements(boxes: Iterable[Box], sharing: Callable[[Box], Readers]) -> M
 
 
 def deviation(readers: Readers, owned: Counter[Rank]) -> float:
-    """By how much of an even share that of a reader differs from it, at most."""
+    """The largest relative difference of a reader's share from an even one."""
     even = sum(owned.values()) / max(1, len(readers))
     return max((abs(owned[rank] / even - 1) for rank in readers if even), default=0.0)
 
 
 def largest_deviation(boxes: Iterable[Box], sharing: Callable[[Box], Readers]) -> float:
-    """The same of all boxes."""
+    """The largest `deviation` of all boxes."""
     found = owned_elements(boxes, sharing).items()
     return max((deviation(readers, owned) for readers, owned in found), default=0.0)
 
 
 class Ownership:
-    """`owners`, by box, are those that own now, and change where a copy is there; `later` are boxes that should get
-    another owner once it has a copy."""
+    """`owners`, by box, change at once where a replica exists; `later` are boxes that get another owner once it has
+    one."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Ownership:
         places: Mapping[Rank, int],
         sharing: Sequence[Readers],
     ) -> None:
-        """`places`: the order of ranks that would do equally well; `sharing`: by box, the ranks that share it."""
+        """`places`: tie-break order of ranks; `sharing`: by box, the ranks that share it."""
         self._boxes, self._have, self._places = boxes, have, places
         self.owners = list(owners)
         self.later: dict[int, Rank] = {}
@@ -68,14 +68,14 @@ class Ownership:
         stages: defaultdict[Readers, list[int]] = defaultdict(list)
         for number, (box, owner, ranks) in enumerate(zip(boxes, owners, sharing, strict=True)):
             self._all[owner] += len(box.span)
-            if owner in ranks:  # else none of these has a copy: a reader gets one before anything else
+            if owner in ranks:  # else no reader has a replica: one gets it before anything else
                 stages[ranks].append(number)
         for readers, numbers in stages.items():
             if len(readers) > 1:
                 self._share(readers, numbers)
 
     def _share(self, readers: Readers, numbers: Sequence[int]) -> None:
-        """The boxes of one stage: first by copies that are there, then by those that are to be made."""
+        """Balance the boxes of one stage: first with existing replicas, then with new ones."""
         owners = {number: self.owners[number] for number in numbers}
         stage = _Stage(self._boxes, self._have, readers, owners, self._all, self._places)
         for now in (True, False):
@@ -89,7 +89,7 @@ class Ownership:
 
 
 class _Stage:
-    """The boxes that `readers` share, and who is to own them by now; `all_owned`: by rank, of all stages."""
+    """The boxes that `readers` share, with their owners after the moves so far; `all_owned`: by rank, of all stages."""
 
     def __init__(
         self, boxes: Sequence[Box], have: Sequence[Sequence[Rank]], readers: Readers, owners: Mapping[int, Rank],
@@ -105,17 +105,17 @@ class _Stage:
             self._owned[owner] += self._size[number]
         self._even = sum(self._owned.values()) / len(readers)
         self._largest = max(self._size.values())
-        self._took: set[tuple[Rank, Rank]] = set()  # (from whom, who)
+        self._took: set[tuple[Rank, Rank]] = set()  # (source, target)
 
     @property
     def is_uneven(self) -> bool:
-        """Whether any share is far from an even one, and boxes are small enough to change that."""
+        """Whether any share is far from even, and boxes are small enough to change that."""
         shares = [self._owned[rank] for rank in self._readers]
         is_far = any(abs(share - self._even) > UNEVEN * self._even for share in shares)
         return is_far and max(shares) - min(shares) >= 2 * self._largest
 
     def give(self, number: int, source: Rank, target: Rank) -> None:
-        """The box of the source is to be the target's."""
+        """Move the box from `source` to `target`."""
         size = self._size[number]
         self._took.add((source, target))
         del self._of[source][number]
@@ -125,8 +125,8 @@ class _Stage:
             self._all[rank] += change
 
     def next_move(self, now: bool) -> tuple[int, Rank, Rank] | None:
-        """A box, who owns it and owns most, and who should own it instead; None if that makes shares no more even.
-        `now`: only to those that have a copy."""
+        """A box, its owner, which owns most, and a better owner; None if no move makes shares more even. `now`: only to
+        replica holders."""
         for source in sorted(self._readers, key=lambda rank: (-self._owned[rank], -self._all[rank], self._place[rank])):
             boxes = self._of[source]
             moves = (self._moves_there if now else self._moves_later)(source, boxes)
@@ -144,14 +144,15 @@ class _Stage:
         return None
 
     def _moves_there(self, source: Rank, boxes: Iterable[int]) -> Iterator[tuple[int, Rank]]:
-        """Of these boxes to readers that have a copy."""
+        """Moves of these boxes to readers that have a replica."""
         for number in boxes:
             for rank in self._have[number]:
                 if rank in self._reads and rank != source:
                     yield number, rank
 
     def _moves_later(self, source: Rank, boxes: Iterable[int]) -> Iterator[tuple[int, Rank]]:
-        """Of these boxes to those that take some of the source anyway and have little; else to who owns least."""
+        """Moves of these boxes to ranks with a small share that already take boxes of the source; else to the rank that
+        owns least."""
         takers = [rank for rank in self._readers if (source, rank) in self._took]
         least = min(self._readers, key=lambda rank: (self._owned[rank], self._all[rank], self._place[rank]))
         for number in boxes:
@@ -161,6 +162,6 @@ class _Stage:
                 yield number, rank
 
     def _worth(self, number: int, source: Rank, target: Rank) -> tuple[bool, int, int, bool]:
-        """The least is best: who takes boxes of the source anyway, owns least, and is to hold the box."""
+        """Sort key, least is best: takes boxes of the source already, owns least, holds the box."""
         box = self._boxes[number]
         return (source, target) not in self._took, self._owned[target], self._all[target], target not in box.holders

@@ -1,1 +1,1 @@
-"""What there is to share out: units and their costs, ranks and their memory, boxes of state, tiles."""
+"""Work and state to assign: units and their costs, ranks and their memory, boxes of state, tiles."""

@@ -1,7 +1,7 @@
-"""Spans of one axis, and boxes: the pieces in which the state of a job is kept, copied and handed from rank to rank.
+"""Spans of one axis, and boxes: the pieces in which a job's state is kept, replicated and moved between ranks.
 
 Box(bucket=3, span=[0, 500), owner=0, holders=(2,), catching_up=(), readers=(0, 2))
-    rank 0 updates elements [0, 500) of bucket 3, rank 2 keeps a copy of them, ranks 0 and 2 compute with them
+    rank 0 updates elements [0, 500) of bucket 3, rank 2 keeps a replica, ranks 0 and 2 compute with them
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.work.topology import Rank
 
 BoxId = NewType("BoxId", int)
-"""The place of a box in `Plan.boxes`, which it keeps for the whole job."""
+"""Index of a box in `Plan.boxes`, fixed for the whole job."""
 
 
 @dataclass(frozen=True, order=True)
@@ -57,12 +57,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Box:
-    """A piece of a bucket that is kept, copied and handed over whole; plan, control, engine and checkpoint name it so.
+    """A piece of a bucket that is kept, replicated and moved whole; plan, control, engine and checkpoint refer to it.
 
     `bucket`: an index into the workload's buckets; `span`: its flat elements. The `owner` sums the gradient, updates
-    and publishes. The `holders` keep state and record too, and apply the same update; those that are `catching_up`
-    have no state yet. The `readers` are the ranks whose units compute with these elements, ascending; the owner need
-    not be one of them.
+    and publishes. The `holders` keep state and record too, and apply the same update; those that are `catching_up` have
+    no state yet. The `readers` are the ranks whose units compute with these elements, ascending; they may exclude the
+    owner.
     """
 
     bucket: int
@@ -74,12 +74,12 @@ class Box:
 
     @property
     def replica_ranks(self) -> tuple[Rank, ...]:
-        """The ranks that have a copy of its state, or are to get one: the owner first."""
+        """The ranks that have or will get a replica: the owner first."""
         return (self.owner, *self.holders)
 
     @property
     def local_materializers(self) -> frozenset[Rank]:
-        """The ranks that make its working parameters from a copy of their own; other readers get the owner's."""
+        """Ranks that make its working parameters from their own replica; other readers receive the owner's."""
         return frozenset(self.replica_ranks) - frozenset(self.catching_up)
 
 

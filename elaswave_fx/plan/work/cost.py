@@ -1,4 +1,4 @@
-"""What a step consists of and what it costs: the planner's only knowledge of the program.
+"""Contents and cost of a step: the planner's only knowledge of the program.
 
 In: numbers from the passes (analytic or calibrated). Out: seconds and bytes of a run of units for some samples.
 
@@ -18,16 +18,16 @@ GRADIENT_BYTES = 4
 
 
 ROUNDING = 1e-9
-"""Relative slack when seconds are compared that were summed in another order."""
+"""Relative slack in comparisons of seconds that were summed in different orders."""
 
 
 @dataclass(frozen=True)
 class UnitCost:
     """One unit: seconds per sample, seconds per call (each FORWARD or BACKWARD), bytes.
 
-    `param_bytes` is the working copy; `saved_bytes` is kept per sample from forward to backward. Where the backward
-    pass runs in halves, the second one, for gradients of parameters, takes `weights_share` of its seconds, and
-    `held_bytes` per sample are kept between them.
+    `param_bytes` is the working copy; `saved_bytes` is kept per sample from forward to backward. In a split backward
+    pass, the second half, for gradients of parameters, takes `weights_share` of the seconds, and `held_bytes` per
+    sample are kept between the halves.
     """
 
     forward_s: float
@@ -56,10 +56,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The flat parameters of one unit, optimizer group and dtype, or one tied tensor; `users` are the units reading it,
-    `element_bytes` is the size of an element as they compute with it.
+    """The flat parameters of one unit, optimizer group and dtype, or one tied tensor. `users` are the units reading it,
+    `element_bytes` is the element size of the working copy.
 
-    Or buffers that training changes: their updates need all of them, so that they are never cut (`whole`).
+    Or buffers that training changes: their updates need all of them, so they are never cut (`whole`).
     """
 
     name: str
@@ -76,15 +76,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Workload:
-    """A step as the planner sees it: `samples` times `units`, what they cost, and what is asked of its plans.
+    """A step as the planner sees it: `samples` times `units`, their costs, and the options of its plans.
 
-    Of the samples of a step the last `skipped` ones are computed by nobody (`policy=smaller_batch`). Where the batch of
-    a step begins among those of the run follows from `options.global_batch` alone.
-    `state_bytes_per_element` counts master copy, optimizer state and reduced gradient of an owned element.
-    `batch_coupled`: the model computes with the samples of a micro-batch together.
-    `update_s`: seconds in which a rank updates one element that it owns or holds.
-    `sample_tokens`: tokens of a sample, at most; 0: samples are no sequences.
-    `least_elements`: of the boxes that buckets are cut into.
+    The last `skipped` samples of a step are not computed (`policy=smaller_batch`). The position of a step's batch in
+    the run follows from `options.global_batch` alone. `state_bytes_per_element` counts master copy, optimizer state and
+    reduced gradient of an owned element. `batch_coupled`: the model computes with the samples of a micro-batch
+    together. `update_s`: seconds in which a rank updates one element that it owns or holds. `sample_tokens`: tokens of
+    a sample, at most; 0: samples are not sequences. `least_elements`: lower bound of a box's elements.
     """
 
     units: tuple[UnitCost, ...]
@@ -125,7 +123,7 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """How many samples of its batch a step computes: the width of the work plane."""
+        """Samples that a step computes: the width of the work plane."""
         return self.options.global_batch - self.skipped
 
     @property
@@ -135,7 +133,7 @@ class Workload:
 
     @property
     def sum_bytes(self) -> int:
-        """Of an element of a gradient while it is summed; exact sums are doubles."""
+        """Bytes of a gradient element in a sum; exact sums are doubles."""
         return 2 * GRADIENT_BYTES if self.options.exact else GRADIENT_BYTES
 
     @property
@@ -166,5 +164,5 @@ def backward_s(workload: Workload, lo: int, hi: int, samples: int, speed: float 
 
 
 def weights_s(workload: Workload, lo: int, hi: int, samples: int, speed: float = 1.0) -> float:
-    """What of `backward_s` the gradients of parameters take."""
+    """The part of `backward_s` for gradients of parameters."""
     return sum(u.weights_share * (u.fixed_s + u.backward_s * samples) for u in workload.units[lo:hi]) / speed

@@ -1,4 +1,4 @@
-"""What a device's clock can be set to, and what that does to time and power.
+"""Clocks of a device, and their effect on time and power.
 
 Power((OperatingPoint(1200, 0.8, 180), OperatingPoint(1500, 1.0, 300)), clocked=0.5).slowdown(points[0])  ->  1.125
 """
@@ -13,7 +13,7 @@ from elaswave_fx.errors import PlanError
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A clock: `speed` is relative to the clock that unit costs are given for, `watts` are drawn while computing."""
+    """A clock: `speed` is relative to the clock of the unit costs, `watts` are drawn while computing."""
 
     mhz: float
     speed: float
@@ -22,11 +22,11 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class Power:
-    """The operating points of every rank's device, by rising clock, and what all ranks may draw together.
+    """The operating points of every rank's device, by rising clock, and the power cap of all ranks together.
 
     The nominal point has speed 1. `idle_w` are drawn while a rank waits. `clocked` is the part of a unit's time that
-    follows the clock; the rest, bound by memory for instance, takes what it takes at any clock. Zeus (You et al., NSDI
-    2023) and Perseus (Chung et al., arXiv 2312.06902) measure how time and power follow the clock.
+    follows the clock; the rest, such as memory traffic, is constant. Zeus (You et al., NSDI 2023) and Perseus (Chung et
+    al., arXiv 2312.06902) measure how time and power follow the clock.
     """
 
     points: tuple[OperatingPoint, ...]
@@ -47,18 +47,18 @@ class Power:
 
     @property
     def nominal(self) -> OperatingPoint:
-        """The point that unit costs are given for."""
+        """The point of the unit costs."""
         return next(point for point in self.points if point.speed == 1.0)
 
     @property
     def least_w(self) -> float:
-        """What the most frugal point draws."""
+        """Watts of the most frugal point."""
         return min(point.watts for point in self.points)
 
     def slowdown(self, point: OperatingPoint) -> float:
-        """By what the time of every unit is multiplied at a point."""
+        """Factor of every unit's time at a point."""
         return self.clocked / point.speed + (1.0 - self.clocked)
 
     def energy_j(self, busy_s: float, step_s: float, point: OperatingPoint) -> float:
-        """Of a rank that computes for `busy_s` of a step, at that point, and waits for the rest."""
+        """Joules of a rank that computes at that point for `busy_s` of a step and waits for the rest."""
         return busy_s * point.watts + max(0.0, step_s - busy_s) * self.idle_w

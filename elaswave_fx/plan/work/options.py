@@ -1,7 +1,6 @@
-"""What a configuration asks of every plan of a job, apart from what units cost (`cost.py`) and who is there
-(`topology.py`).
+"""Options of every plan of a job, from its configuration; costs are in `cost.py`, ranks in `topology.py`.
 
-    PlanOptions(global_batch=16, granule=2, micro_batch=4, schedule="auto")
+PlanOptions(global_batch=16, granule=2, micro_batch=4, schedule="auto")
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ class PlanOptions:
     """Samples are cut at granules only. `micro_batch`: the upper bound of one in samples, if any.
 
     `exact`: the bits of the result do not depend on the plan. `schedule`: the order of work, "1f1b", "split", or "auto"
-    for the faster one that fits. `policy`: which changes answer a change of the topology (`policies/`); `axes`: what
-    the policy "elaswave" may change then. `goals`: how target layouts are reached that begin with a stall: replicas
-    sync before in the "background", parameters travel in the stop ("blocking"), or "never", unless a user asks for
-    them or ranks leave.
+    for the faster one that fits. `policy`: the answer to a change of the topology (`policies/`); `axes`: what the
+    policy "elaswave" may change then. `goals`: how target layouts that begin with a stall are reached: replicas sync in
+    the "background", parameters travel in the stop ("blocking"), or "never", unless a user asks for them or ranks
+    leave.
     """
 
     global_batch: int

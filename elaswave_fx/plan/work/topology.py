@@ -1,4 +1,4 @@
-"""Which ranks are alive, on which hosts, how fast, with how much memory, over which links.
+"""Alive ranks: their hosts, speeds, memory and links.
 
 local_topology(4, ranks_per_host=2)  ->  ranks 0,1 on host 0, ranks 2,3 on host 1, epoch 0
 host_named("host-1")                 ->  1, the emulated host; a number of six digits for any other name
@@ -28,18 +28,16 @@ Epoch = NewType("Epoch", int)
 """Grows by one at every agreed membership change."""
 
 LINK_BYTES_PER_S = 3e9
-"""Assumed of a link that nobody has measured: send and receive over loopback."""
+"""Assumed bandwidth of an unmeasured link: send and receive over loopback."""
 
 LIFE_S = 3600.0
-"""Expected of a topology unless it is told: an hour between changes, seconds."""
+"""Default life of a topology in seconds: an hour between changes."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One alive rank; `speed` is relative (1.0 = what unit costs were given for), `memory_bytes` None = not bounded.
-
-    `machine`: the failure domain, by its name; all ranks of a machine are lost when it goes off.
-    """
+    """One alive rank; `speed` is relative (1.0 = that of the unit costs), `memory_bytes` None = unbounded. `machine`:
+    the name of the failure domain; all ranks of a machine fail with it."""
 
     rank: Rank
     host: Host
@@ -50,8 +48,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Link:
-    """What lies between a rank and another: their messages go one after another at `bytes_per_s`, and each is under way
-    for `latency_s` more."""
+    """The link between two ranks: messages pass one after another at `bytes_per_s`, each with a latency of
+    `latency_s`."""
 
     latency_s: float = 0.0
     bytes_per_s: float = LINK_BYTES_PER_S
@@ -67,14 +65,13 @@ class HostLink:
 
 @dataclass(frozen=True)
 class Topology:
-    """The alive ranks in rank order, and the epoch in which they were agreed upon.
+    """The alive ranks in rank order, and the epoch that agreed on them.
 
-    `links`: those of pairs of hosts that are known; others have `between_hosts`, and ranks of one host, which share
-    its memory, `within_host`.
-    `power`: what clocks can be chosen from; None: they are what they are. `life_s`: how long it is expected to last,
-    in seconds. `leaving`: members that are to go, ascending; what comes next gives them no work, and no copies.
-    `switch_bytes`: what copies on their way may take of a rank at once, beside what its plan needs; None: all that it
-    has. `on_trial`: members whose speed is assumed, ascending: they were too slow for any work.
+    `links`: known pairs of hosts; others have `between_hosts`, and ranks of one host, which share its memory,
+    `within_host`. `power`: the choice of clocks; None: fixed clocks. `life_s`: expected duration, in seconds.
+    `leaving`: draining members, ascending; the next plans give them no work and no replicas. `switch_bytes`: bound of a
+    rank's memory for syncing replicas, beside its plan; None: all its free memory. `on_trial`: members whose speed is
+    assumed, ascending: they were too slow for any work.
     """
 
     members: tuple[Member, ...]
@@ -118,32 +115,32 @@ class Topology:
         return self._members[rank]
 
     def with_speeds(self, speeds: Mapping[Rank, float]) -> Topology:
-        """The same with other speeds of these ranks, as they were measured."""
+        """The topology with measured speeds of these ranks."""
         members = tuple(replace(m, speed=speeds.get(m.rank, m.speed)) for m in self.members)
         return replace(self, members=members, on_trial=tuple(rank for rank in self.on_trial if rank not in speeds))
 
     def with_trials(self, speeds: Mapping[Rank, float]) -> Topology:
-        """The same with other speeds of these ranks, which are assumed."""
+        """The topology with assumed speeds of these ranks."""
         on_trial = tuple(sorted({*self.on_trial, *speeds}))
         return replace(self.with_speeds(speeds), on_trial=on_trial)
 
     def speeds_changed_from(self, before: Topology) -> dict[Rank, float]:
-        """The speeds of ranks that had other ones before; both have the same ranks."""
+        """The speeds of ranks that had other speeds before; both topologies have the same ranks."""
         return {m.rank: m.speed for m in self.members if m.speed != before.member(m.rank).speed}
 
     def with_leaving(self, ranks: Sequence[Rank]) -> Topology:
-        """The same, which these ranks are to leave."""
+        """The topology with these ranks as leaving."""
         return replace(self, leaving=tuple(sorted(ranks)))
 
     @property
     def staying(self) -> Topology:
-        """The same without those that leave."""
+        """The topology without leaving ranks."""
         if not self.leaving:
             return self
         return self.of(tuple(m for m in self.members if m.rank not in self.leaving))
 
     def of(self, members: tuple[Member, ...], leaving: Sequence[Rank] = ()) -> Topology:
-        """The same of other members, of whom some leave."""
+        """The topology with other members, of which some leave."""
         on_trial = set(self.on_trial).intersection(m.rank for m in members)
         return replace(self, members=members, leaving=tuple(leaving), on_trial=tuple(sorted(on_trial)))
 
@@ -154,16 +151,15 @@ class Topology:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all links are alike, whoever is on which host."""
+        """Whether all links are alike, whatever the hosts."""
         return self.between_hosts == self.within_host and not self.links
 
     def link(self, a: Rank, b: Rank) -> Link:
-        """The link between two ranks that are alive."""
         hosts = self._members[a].host, self._members[b].host
         return self.within_host if hosts[0] == hosts[1] else self._links.get(hosts, self.between_hosts)
 
     def links_among(self, ranks: Sequence[Rank]) -> tuple[Link, ...]:
-        """Of each two of them, (0, 1), (0, 2), …, (1, 2), … by their places; a single one if all are alike."""
+        """Links of each two of the ranks, (0, 1), (0, 2), …, (1, 2), … by place; a single one if all are alike."""
         if self.is_uniform:
             return (self.within_host,)
         found = tuple(self.link(a, b) for a, b in itertools.combinations(ranks, 2)) or (self.within_host,)
@@ -186,8 +182,8 @@ def local_topology(
     speeds: Sequence[float] | None = None,
     machine: str = "",
 ) -> Topology:
-    """`world_size` ranks of one machine, `ranks_per_host` neighbours sharing an (emulated) host; all alike if `speeds`
-    is None."""
+    """`world_size` ranks of one machine, `ranks_per_host` neighbours per (emulated) host; all alike if `speeds` is
+    None."""
     members = tuple(
         Member(Rank(r), Host(r // ranks_per_host), 1.0 if speeds is None else speeds[r], memory_bytes, machine)
         for r in range(world_size)
@@ -196,12 +192,12 @@ def local_topology(
 
 
 def emulated_host(rank: int, ranks_per_host: int) -> str:
-    """The name of the host that a rank of the job's own machine emulates, by its number."""
+    """Name of the host that a rank of the job's own machine emulates, by its number."""
     return f"{_EMULATED}{rank // ranks_per_host}"
 
 
 def host_named(memory_domain: str) -> Host:
-    """The number of a host, which follows from its name alone, so that all plans of a job have the same."""
+    """Number of a host, a function of its name alone, so that all plans of a job agree."""
     number = memory_domain.removeprefix(_EMULATED)
     if number != memory_domain and number.isdecimal():
         return Host(int(number))

@@ -1,7 +1,7 @@
-"""Ways to answer a change of the topology: each a function from the plan before to what could be next.
+"""Policies: functions from the previous plan to the candidates for the next one.
 
-The planner shapes, times and compares the candidates of the policy that the job has (`policy`), by one objective: so
-policies differ in what they consider, and in how many samples a step computes, and in nothing else.
+The planner shapes, times and compares the candidates of the job's `policy` by one objective: policies differ only in
+their candidates, and in how many samples a step computes.
 
     candidates(plan, topology)     ->  Candidate("stages keep their units", ...), ...
     next_workload(plan, topology)  ->  Workload(..., skipped=0)
@@ -18,14 +18,13 @@ from elaswave_fx.plan.work.topology import Topology
 
 
 def whole_batch(plan: Plan, topology: Topology) -> int:
-    """Nothing of a step is skipped, whoever is left."""
+    """No skipped samples, whichever ranks are left."""
     return 0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`candidates`: what could be next, sharing the samples that are not `skipped`. `no_answer`: why there may be no
-    candidate at all."""
+    """`candidates`: for the samples that are not `skipped`. `no_answer`: why there may be no candidate."""
 
     candidates: Callable[[Plan, Topology], Iterator[Candidate]]
     no_answer: str
@@ -42,10 +41,10 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """Those of the plan's policy, for the ranks that stay."""
+    """Candidates of the plan's policy for the ranks that stay."""
     return POLICIES[plan.workload.options.policy].candidates(plan, topology.staying)
 
 
 def next_workload(plan: Plan, topology: Topology) -> Workload:
-    """What a step of the ranks that stay is, by the plan's policy."""
+    """The workload of a step of the ranks that stay, by the plan's policy."""
     return replace(plan.workload, skipped=POLICIES[plan.workload.options.policy].skipped(plan, topology.staying))

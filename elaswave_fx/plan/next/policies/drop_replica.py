@@ -1,8 +1,8 @@
-"""Drop the replica: a lane that has lost a rank leaves with all its ranks, and whole lanes take its samples.
+"""Drop the replica: all ranks of a hurt lane stop computing, and whole lanes take its samples.
 
-That is what data parallelism over pipelines does without elasticity inside of a pipeline, with the global batch kept;
-`smaller_batch.py` goes on with fewer samples instead. Ranks that leave keep the copies that they have, and compute
-nothing. Without a whole lane there is no answer.
+This is data parallelism over pipelines that are not elastic themselves, with the global batch kept; `smaller_batch.py`
+continues with fewer samples instead. Dropped ranks keep their replicas and compute nothing. Without a whole lane there
+is no candidate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elaswave_fx.plan.work.topology import Topology
 
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """The whole lanes, as they are; anything uniform where ranks have come."""
+    """The whole lanes, unchanged; all uniform layouts where ranks have joined."""
     if not set(topology.ranks) <= set(plan.ranks):
         yield from uniform_lanes(plan, topology)
         return

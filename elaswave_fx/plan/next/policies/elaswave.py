@@ -1,7 +1,7 @@
-"""Ours: everything, as far as the axes go that may be used.
+"""The default policy: all candidates that the allowed axes permit.
 
-Without the axis *graph* no rank gets units that it did not have, without *dataflow* no lane gets samples of another
-(ElasWave, arXiv 2510.00606, has both; each is there to be switched off and compared with).
+Without the axis *graph* no rank gets new units; without *dataflow* no lane gets samples of another. ElasWave (arXiv
+2510.00606) has both; each can be switched off for comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from elaswave_fx.plan.work.topology import Topology
 
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """What the ranks that are left could do."""
     axes = plan.workload.options.axes
     found = lane_candidates(plan, topology) if "dataflow" in axes else keep_samples(plan, topology)
     return (candidate for candidate in found if "graph" in axes or keeps_units(plan, candidate))

@@ -1,10 +1,10 @@
-"""ReCycle (Gandhi et al., SOSP 2024): stages keep their units, and the peers of a lost rank, which have the same
+"""ReCycle (Gandhi et al., SOSP 2024): stages keep their units, and the peers of a failed rank, which have the same
 parameters, are dealt its micro-batches.
 
-With `parallel.schedule=auto` or `split` they fill the gaps of the pipelines with the second halves of backward
-passes, as ReCycle's decoupled backward does. Its staggered optimizer contradicts a global commit, and is only
-simulated (`tools/bench/staggered.py`). Where a stage has lost all of its ranks it cannot go on. Ranks that come back
-are planned for as at the start of a job.
+With `parallel.schedule=auto` or `split`, second halves of backward passes fill the gaps of the pipelines, as in
+ReCycle's decoupled backward. Its staggered optimizer contradicts a global commit, and is only simulated
+(`tools/bench/staggered.py`). A stage that has lost all of its ranks has no candidate. Rejoining ranks are planned for
+as at the start of a job.
 """
 
 from __future__ import annotations

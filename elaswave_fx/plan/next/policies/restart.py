@@ -1,8 +1,7 @@
-"""Restart: what a job that starts anew on the ranks that are left could ask for, `parallel.dp` x `parallel.pp` of them.
+"""Restart: the uniform layouts, `parallel.dp` x `parallel.pp`, of a job that starts anew on the remaining ranks.
 
-All units and samples are dealt again, and ranks that such a shape has no use for compute nothing. The runtime does it
-in place, like every other policy: what a real restart costs besides (processes, program, a checkpoint, steps done
-again) is not in it.
+All units and samples are dealt again; ranks beyond the layout compute nothing. The runtime switches in place, as for
+every policy: processes, program, checkpoint and replayed steps of a real restart are not included.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from elaswave_fx.plan.work.topology import Topology
 
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """All shapes."""
+    """All uniform layouts."""
     return uniform_lanes(plan, topology)
 
 
 def uniform_lanes(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """As many lanes as there can be of each depth, and all depths; the last ranks are left over."""
+    """The most lanes of each depth, for all depths; the last ranks are left over."""
     count, work = len(topology.members), plan.workload
     for depth in range(1, min(count, len(work.units)) + 1):
         widths = uniform(min(count // depth, work.granules), depth)

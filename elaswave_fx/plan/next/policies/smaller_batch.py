@@ -1,10 +1,10 @@
-"""Smaller batch: a lane that has lost a rank leaves with all its ranks, and nobody takes its samples.
+"""Smaller batch: all ranks of a hurt lane stop computing, and its samples are skipped.
 
-That is what TorchFT (https://github.com/pytorch/torchft) does, whose replica groups stand and fall as one: steps go on
-with the samples of the groups that are left. Whole lanes keep as many samples as they had, numbered anew from the first
-one of the batch on; the last ones are skipped, in every step until ranks come back. Loss and gradient are means over
-what is computed, so that this policy alone changes what a run computes: it is there to compare with. Without a whole
-lane there is no answer.
+TorchFT (https://github.com/pytorch/torchft) does so: replica groups fail as a whole, and steps continue with the
+samples of the remaining groups. Whole lanes keep their number of samples, renumbered from the first of the batch; the
+last samples are skipped in every step until ranks rejoin. Loss and gradient are means over the computed samples. This
+is the only policy that changes what a run computes; it exists for comparison. Without a whole lane there is no
+candidate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elaswave_fx.plan.work.topology import Topology
 
 
 def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    """The whole lanes with the samples that they had; anything uniform where ranks have come."""
+    """The whole lanes with their samples; all uniform layouts where ranks have joined."""
     if _has_joiners(plan, topology):
         yield from uniform_lanes(plan, topology)
         return
@@ -30,7 +30,7 @@ def candidates(plan: Plan, topology: Topology) -> Iterator[Candidate]:
 
 
 def skipped(plan: Plan, topology: Topology) -> int:
-    """The samples of the batch that whole lanes do not have; none where ranks have come."""
+    """The samples of the batch outside whole lanes; none where ranks have joined."""
     whole = whole_lanes(plan, topology)
     if _has_joiners(plan, topology) or not whole:
         return 0
