@@ -36,7 +36,7 @@ def refuse_others(folder: Path, what: str) -> None:
 
 
 def refuse_links(folder: Path, what: str, names: Iterable[str]) -> None:
-    """Raise `ConfigError` if an entry of `names`, or an entry in such a folder, is a link: its target would be changed."""
+    """Raise `ConfigError` if one of `names`, or an entry in it, is a link: its target would be changed."""
     for name in names:
         entry = folder / name
         inside = sorted(entry.iterdir()) if entry.is_dir() and not entry.is_symlink() else []

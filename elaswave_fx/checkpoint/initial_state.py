@@ -39,7 +39,7 @@ class InitialState:
         self._file: Any = safe_open(str(path), framework="pt")
 
     def let_go(self) -> None:
-        """Release the pages that were read, which count as memory while mapped. Maps the file again, so it must exist."""
+        """Release the pages that were read, which count as memory while mapped, by mapping the file anew."""
         self._file = safe_open(str(self._path), framework="pt")
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -103,7 +103,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a complete checkpoint's manifest. Raises DamagedCheckpoint if it was changed, ConfigError for another format."""
+    """Read the manifest. Raises DamagedCheckpoint if it was changed, ConfigError for another format."""
     try:
         body = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         claimed = body.pop("digest")
