@@ -1,4 +1,4 @@
-"""Events as lines of the log: one for a recovery or a reconfiguration, their parts as details (`log.level=debug`).
+"""Events as lines of the log: one per recovery or reconfiguration, with its parts as details (`log.level=debug`).
 
 describe("agreed", 5, {"members": [0, 1, 3], "lost": [2], "step": 118, "steps_redone": 1, "why": "…"})
     ->  "epoch 5: ranks 0, 1, 3 resume at step 118, 1 step replayed"
@@ -19,25 +19,25 @@ from elaswave_fx.words import rank_words
 Fields = Mapping[str, Any]
 
 _PARTS = ("pipeline", "exchange", "update", "step")
-"""Of a step, in `predicted`."""
+"""Parts of a step in the event `predicted`."""
 
 _DETAILS = frozenset({
     "agreed", "called_off", "caught_up", "detected", "edited", "joined", "planned", "resumed", "stopped",
     "stopping", "transferred",
 })  # fmt: skip
-"""Parts of a recovery or of a planned reconfiguration, of which there is one line in all."""
+"""Parts of a recovery or of a planned reconfiguration, which has one line in all."""
 
 
 class Narrator:
-    """Adds the lines of events to the log; the launcher's one thread uses it."""
+    """Adds the lines of events to the log; only the launcher's one thread uses it."""
 
     def __init__(self, log: RunLog, members: Collection[int]) -> None:
         """`members`: the ranks of the first epoch."""
         self._log, self._members, self._ranks = log, set(members), len(members)
-        self._told: set[int] = set()  # Recoveries, by the epoch to which they have led.
+        self._told: set[int] = set()  # recoveries with a line, by the epoch that they led to
 
     def event(self, kind: str, epoch: int, fields: Fields, recovery: Fields | None) -> None:
-        """Add the line of an event. `recovery`: what `Recorder.event` has returned for it."""
+        """Add the line of an event. `recovery`: the result of `Recorder.event` for it."""
         (self._log.debug if self._is_detail(kind, fields, recovery) else self._log.info)(describe(kind, epoch, fields))
         if kind == "agreed":
             change = reconfigured(epoch, self._members, fields)
@@ -53,9 +53,9 @@ class Narrator:
     def _is_detail(self, kind: str, fields: Fields, recovery: Fields | None) -> bool:
         if kind == "clock":
             return fields["outcome"] == "applied"
-        if kind == "predicted":  # Steps are predicted for ranks that have a core each, or need none.
+        if kind == "predicted":  # Predictions assume that each rank has a core, or needs none.
             return "overslept_share" not in fields and len(os.sched_getaffinity(0)) < self._ranks
-        if kind == "left":  # The line of the recovery names the cause, if it is still to come.
+        if kind == "left":  # The line of the recovery, if still to come, names the cause.
             return recovery is None or recovery["epoch"] not in self._told
         return kind in _DETAILS
 
@@ -71,7 +71,7 @@ def describe(kind: str, epoch: int, fields: Fields) -> str:
 
 
 def recovered(entry: Fields, members: Collection[int]) -> str:
-    """Return the line of a recovery, an entry of `Recoveries` that has ended with `members`."""
+    """Return the line of a recovery, an entry of `Recoveries` that ended with `members`."""
     if entry["ranks"]:
         own = re.compile(rf"^rank ({'|'.join(map(str, entry['ranks']))}):? ")
         causes = "; ".join(own.sub("", cause) for cause in entry["cause"].split("; "))
@@ -84,8 +84,7 @@ def recovered(entry: Fields, members: Collection[int]) -> str:
 
 
 def reconfigured(epoch: int, before: Collection[int], fields: Fields) -> str | None:
-    """Return the line of an `agreed` event whose epoch has other members than `before` for another reason than a
-    failure; None if it has not."""
+    """Return the line of an `agreed` event if members joined, rejoined or were drained since `before`; else None."""
     back = fields.get("back", [])
     joined = sorted(set(fields["members"]) - set(before) - set(back))
     changes = [f"{_numbers(ranks)} {verb}" for ranks, verb in (
