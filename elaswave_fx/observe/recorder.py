@@ -186,7 +186,7 @@ class Recorder:
         self.directory.close()
 
     def _covered(self) -> Coverage:
-        """The coverage of the whole run. Steps before a checkpoint count as seen, but for samples that their lines skip."""
+        """The coverage of the whole run. Steps before a checkpoint count as seen, except for logged skipped samples."""
         if self._book is None:
             return Coverage()
         batch = self._book.samples
