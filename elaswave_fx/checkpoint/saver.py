@@ -235,7 +235,7 @@ class Saver:
         files |= _digests(partial, [INDEX])
         write_manifest(partial, replace(self._target.manifest, step=done, files=files))
         path = folders.publish(self._target.folder, done, self._links.epoch)
-        # Until the coordinator has received this checkpoint's step, a rollback uses the previous one.
+        # A rollback uses the previous checkpoint until the coordinator knows this one.
         folders.keep_newest(self._target.folder, max(2, self._target.keep))
         return path, sum(size for size, _ in files.values())
 

@@ -2,7 +2,7 @@
 
     files = ShardFiles(folder, all_pieces, paths)
     written = files.write(rank, tensor_of)         # each rank, its own pieces; returns plain data
-    files.write_index(everybody's written)         # one rank, last: DCP's .metadata
+    files.write_index(all ranks' written)          # one rank, last: DCP's .metadata
     read_pieces(folder, manifest, pieces, target)  # each rank, any pieces, however they were cut
 
 In DCP a coordinator merges the plans of all ranks and distributes the result. Here each rank computes the same global

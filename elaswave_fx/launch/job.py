@@ -331,7 +331,7 @@ class JobSpec:
 
 
 def facts_for_joiners(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
-    """What a joiner receives about a job, as JSON: the builder's result and the launcher's place. `store`: the job's
+    """Return a job's data for joiners, as JSON: the builder's result and the launcher's place. `store`: the job's
     folder in memory, to which its run directory links."""
     told = dataclasses.replace(build, plan="", lines=(), details=(), files={})
     return {

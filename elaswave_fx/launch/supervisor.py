@@ -391,7 +391,7 @@ class Supervisor:
     # --- The clock ---
 
     def _on_tick(self, now: float) -> None:
-        """Do what is due without a message: signals, killing, a new coordinator, progress."""
+        """Handle signals, hangs, restarts of the coordinator and the progress display, which need no message."""
         if self._stop.requests > self._heeded:
             self._heeded = self._stop.requests
             self._on_stop_request()

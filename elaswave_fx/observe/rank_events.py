@@ -31,7 +31,7 @@ class Joined(RankEvent, frozen=True, tag="joined"):
 
 
 class Left(RankEvent, frozen=True, tag="left"):
-    """A rank was drained (`asked`)."""
+    """The rank was drained, if `asked`."""
 
     step: Step
     """The rank's last step."""
@@ -114,7 +114,7 @@ class CheckpointWritten(RankEvent, frozen=True, tag="checkpoint"):
 
 
 class ClockSet(RankEvent, frozen=True, tag="clock"):
-    """A clock was set or could not be; the launcher restores those of killed ranks."""
+    """A clock was set, or could not be set; the launcher restores those of killed ranks."""
 
     outcome: Literal["applied", "unsupported", "denied", "restored"]
     wanted_mhz: float | None

@@ -57,7 +57,7 @@ def checked_ranks(ranks: Sequence[Rank], started: int, step: int) -> dict[Rank, 
         return {}
     first = [rank for rank in ranks if rank < started]
     count, largest = len(ranks), max(len(first), 1)
-    # In order of origins, ranks at least the largest origin's size apart, both ways round, have different origins.
+    # Ranks in order of origins, at least the largest origin's size apart both ways round, have different origins.
     turn, shift = divmod(step, max(1, count - 2 * largest + 1))
     turn = turn % largest
     order = [*first[turn:], *first[:turn], *(rank for rank in ranks if rank >= started)]

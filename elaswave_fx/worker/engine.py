@@ -83,7 +83,7 @@ class RankEngine:
         """Install a plan, between steps and without a transfer in progress. Return the (indices of) buckets whose
         working copy is incomplete until `native.refresh`.
 
-        `restart_at`: drop all state; the state loaded next is that after so many steps.
+        `restart_at`: drop all state; the state loaded next is that after this number of steps.
         """
         precomputed, self._precomputed = self._precomputed, None
         if precomputed is None or precomputed.plan is not plan:

@@ -287,7 +287,7 @@ class Service:
         except CommError:
             return  # `_listen` notices the closed channel
 
-    # --- Who comes ---
+    # --- Ranks and joiners ---
 
     def _hear(self, event: Heard, now: float) -> None:
         """Handle a message. Reports go to the launcher; refused joiners do not reach the machine."""

@@ -1,4 +1,4 @@
-"""What becomes of the step in flight: roll forward, drop, wait, or roll back. A pure function of the reports.
+"""The decision about the step in flight: roll forward, drop, wait, or roll back. A pure function of the reports.
 
 In: the register, the reports of the remaining ranks, the ranks known to have ended. Out: a `Verdict`.
 
@@ -40,7 +40,7 @@ It makes only replica holders owners, and keeps them as holders while other repl
 
 
 class Resumption(StrEnum):
-    """How an epoch resumes, relative to the step that was in flight."""
+    """The way in which an epoch resumes, relative to the step that was in flight."""
 
     FORWARD = "rolled forward"
     AGAIN = "done again"

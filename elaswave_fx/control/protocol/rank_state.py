@@ -86,7 +86,7 @@ class Holdings:
     complete: frozenset[BoxId] = frozenset()
 
 
-# --- What the main thread is told ---
+# --- Decisions for the main thread ---
 
 
 @dataclass(frozen=True, slots=True)

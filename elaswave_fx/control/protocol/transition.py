@@ -1,5 +1,4 @@
-"""From a loss or a reshape request to the next epoch: which ranks are asked, which have reported, what is proposed to
-the store.
+"""The way from a loss or a reshape request to the next epoch: ranks are asked, they report, the store gets a proposal.
 
 In: a `Coordinator` and a change. Out: its new state and actions; `coordinator.py` calls these functions.
 
