@@ -1,4 +1,4 @@
-"""Requests that the training loop yields to its performer, each with the result that is sent back (none if its docstring names none).
+"""Requests that the training loop yields to its performer; docstrings name the result that is sent back, if any.
 
 `worker/loop.py` and `worker/recovery.py` carry them out on engine, disk and links; `tools/sim/rank_process.py` on
 digests and a simulated network.
