@@ -56,7 +56,6 @@ def run_command(command: Callable[[], int]) -> int:
 
 
 def say(end: End) -> None:
-    """Print the error, if any."""
     if end.line:
         print(f"error: {end.line}", file=sys.stderr, flush=True)
 

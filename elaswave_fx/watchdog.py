@@ -90,6 +90,5 @@ def expect(limit_s: float, text: str) -> None:
 
 
 def fulfilled() -> None:
-    """Announce that the call has returned."""
     for dog in _guards:
         dog.write(0.0, "")

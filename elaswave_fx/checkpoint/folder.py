@@ -46,7 +46,6 @@ def bears(folder: Path, text: str) -> bool:
 
 
 def partial_path(folder: Path, step: int, epoch: int) -> Path:
-    """Return the folder in which the ranks of an epoch write the checkpoint after `step` steps."""
     return folder / f"step-{step}.e{epoch}.partial"
 
 
@@ -71,7 +70,6 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all complete checkpoints but the `count` newest."""
     for path in list(complete(folder).values())[:-count]:
         discard(path)
 

@@ -55,12 +55,10 @@ class Piece:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The first index in every dimension."""
         return tuple(first for first, _ in _rectangle(self.shape, self.span))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The size in every dimension."""
         return tuple(count for _, count in _rectangle(self.shape, self.span))
 
     def flat(self) -> Piece:

@@ -62,7 +62,6 @@ class Contents:
     unchanged: Mapping[str, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
 
     def key_paths(self) -> dict[str, tuple[KeyPath, ...]]:
-        """Return the paths of every tensor in a checkpoint."""
         return key_paths((*self.tensors, *self.unchanged), self.state_dict)
 
 
@@ -82,7 +81,6 @@ class Manifest:
 
     @property
     def is_flat(self) -> bool:
-        """Whether all its tensors have one dimension."""
         return self.format == _FLAT
 
 

@@ -48,7 +48,6 @@ class Stream:
         self.ended = False
 
     def fileno(self) -> int:
-        """Return the descriptor, for pollers."""
         return self._socket.fileno()
 
     @property
@@ -130,7 +129,6 @@ class Hello(NamedTuple):
 
     @staticmethod
     def of(rank: Rank) -> Hello:
-        """Make a new HELLO."""
         return Hello(_HELLO.pack(_GREETING, rank, os.urandom(_NONCE_BYTES)), rank)
 
     @staticmethod

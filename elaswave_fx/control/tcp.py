@@ -74,7 +74,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def port_of(listener: socket.socket) -> int:
-    """The port of a listener."""
     return int(listener.getsockname()[1])
 
 

@@ -103,7 +103,6 @@ class ControlAddress:
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message."""
     return _ENCODER.encode([type(message).__name__, message])
 
 
@@ -161,7 +160,6 @@ class RankSocket:
             self._stream.send(encode(message))
 
     def receive(self) -> list[Message]:
-        """Return the messages that have arrived."""
         if self._stream is None:
             return []
         self._stream.flush()

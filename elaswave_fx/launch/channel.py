@@ -58,7 +58,6 @@ class Channel:
         return Channel(left), Channel(right)
 
     def fileno(self) -> int:
-        """Return the descriptor, for selectors."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -74,7 +73,6 @@ class Channel:
 
     @staticmethod
     def unpacked(message: bytes | bytearray) -> Message:
-        """The message that `packed` encoded."""
         return Message(*json.loads(message[_LENGTH.size :]))
 
     def send(self, kind: str, **fields: Any) -> None:

@@ -44,7 +44,6 @@ class Coordination:
         self.restarts = 0
 
     def children(self) -> tuple[Child, ...]:
-        """The coordinator's process, if there is one."""
         return (self._child,) if self._child is not None else ()
 
     def start(self, siblings: Iterable[Child]) -> Child:

@@ -85,7 +85,6 @@ class Failure:
 
 
 def from_message(name: str, fields: Mapping[str, Any], log: Path) -> Failure:
-    """The failure in a child's `error` message."""
     return Failure(name, fields["message"], log, tuple(fields["classes"]), fields["lost_rank"])
 
 

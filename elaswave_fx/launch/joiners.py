@@ -51,7 +51,6 @@ class Joiners:
             return open(os.devnull, "ab")
 
     def kill(self) -> None:
-        """Kill all joiners."""
         for process in self._processes:
             process.kill()
 

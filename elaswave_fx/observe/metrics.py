@@ -46,7 +46,6 @@ class StepReport:
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> StepReport:
-        """Read the fields of a message."""
         return StepReport(**{**fields, "consumed": tuple(tuple(tile) for tile in fields["consumed"])})
 
 
@@ -144,7 +143,6 @@ class StepBook:
 
     @property
     def covered(self) -> Coverage:
-        """The coverage of all lines together."""
         even = self._next - self._first - len(self._odd)
         return sum(self._odd.values(), Coverage(seen=even * self.samples))
 

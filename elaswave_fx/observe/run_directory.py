@@ -201,7 +201,6 @@ class RunDirectory:
         return self.path / "logs" / f"{name}.log"
 
     def plan(self, epoch: int, text: str) -> None:
-        """Write plan-EPOCH.json."""
         self._replace(f"plan-{epoch}.json", text if text.endswith("\n") else text + "\n")
 
     def run(self, fields: Mapping[str, Any]) -> None:
@@ -209,7 +208,6 @@ class RunDirectory:
         self._replace("run.json", json.dumps(fields, indent=1) + "\n")
 
     def step(self, line: StepLine) -> None:
-        """Add the line of a committed step."""
         self._append("metrics.jsonl", dataclasses.asdict(line))
 
     def event(self, t_ms: float, kind: str, epoch: int, **fields: Any) -> None:

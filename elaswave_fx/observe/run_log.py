@@ -46,7 +46,6 @@ class RunLog:
         self._logger.info("%s", text)
 
     def debug(self, text: str) -> None:
-        """Add a line with details."""
         self._logger.debug("%s", text)
 
     def keep(self, text: str) -> None:
@@ -72,7 +71,6 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file."""
         if self._file is not None:
             self._logger.removeHandler(self._file)
             self._file.close()

@@ -78,7 +78,6 @@ class InputFeed:
         return self._ahead is None or self._ahead.await_ready(step, timeout_s)
 
     def next_batch(self, step: int) -> StepInputs:
-        """Return the inputs of training step `step`."""
         return self._ahead.take(step) if self._ahead is not None else StepInputs({})
 
     def held_out(self, number: int) -> dict[str, torch.Tensor]:
@@ -113,11 +112,9 @@ class InputFeed:
         return load_ranges(self._source.dataset, self._source.train, positions)
 
     def _content(self, rank: Rank, batch: Batch, positions: Sequence[range]) -> Content:
-        """The content that a rank vouches for."""
         return content_of({name: batch[name] for name in self._vouched[rank]}, positions)
 
     def _positions(self, step: int, rank: Rank) -> list[range]:
-        """The positions of a rank's samples in the run."""
         first = step * self._config.global_batch
         return [range(first + span.lo, first + span.hi) for span in self._plan.tile(rank).spans]
 

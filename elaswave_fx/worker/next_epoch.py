@@ -46,7 +46,6 @@ class NextEpoch:
             self._prepared = text, self._thread.submit(self._read, text, first_step)
 
     def plan(self, text: str) -> Plan:
-        """Return the plan `text`."""
         prepared, self._prepared = self._prepared, None
         return prepared[1].result() if prepared is not None and prepared[0] == text else Plan.from_json(text)
 

@@ -75,7 +75,6 @@ class Recovery:
         )
 
     def certificate(self) -> Certificate:
-        """The certificate of `result`."""
         return certificate_of(Stamp(Version(self.result.version), self._worker.plan.epoch), self.result.votes)
 
     def _drain_transfers(self) -> None:

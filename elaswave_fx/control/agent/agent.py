@@ -214,7 +214,6 @@ class Agent:
         self._said.append(Committed(certificate, time.monotonic(), leaves=self.stop_requested))
 
     def report_sync(self, sync: ReplicaSync) -> None:
-        """Report a change of the replicas that are not in sync."""
         self._say_to_thread(sync)
 
     def hand_back(self, begins: bool = True) -> None:

@@ -108,12 +108,10 @@ class CoordinatorDriver:
 
     @property
     def pause_s(self) -> float:
-        """Time until the next tick."""
         return IDLE_S if self._is_quiet and not self._thinks else TICK_S
 
     @property
     def retired(self) -> bool:
-        """Whether another coordinator has taken over."""
         return self.state.phase == membership.RETIRED
 
     @property

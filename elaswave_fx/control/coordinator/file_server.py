@@ -58,7 +58,6 @@ class FileServer:
         return self._wake
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return the offers of all files, for joiners."""
         return tuple(Offer(name, file.size, file.digest) for name, file in self._files.items())
 
     def ask(self, wanted: PartWanted) -> None:
@@ -80,7 +79,6 @@ class FileServer:
         self._background.close(CLOSE_S)
 
     def _look(self, wanted: PartWanted) -> None:
-        """Read a piece, in the thread."""
         self._found.put((wanted.connection, part_of(self._files, wanted.fetch)))
         os.eventfd_write(self._wake, 1)
 

@@ -50,11 +50,9 @@ class JobFile:
     files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
 
     def address(self) -> ControlAddress:
-        """The address at which ranks and coordinators of the job meet."""
         return ControlAddress(self.host, self.port, self.token)
 
     def job_folder(self) -> JobFolder:
-        """The folder of the job's store."""
         return JobFolder(Path(self.folder), Path(self.run_dir), self.launcher)
 
     def spec(self) -> CoordinatorSpec:

@@ -213,7 +213,6 @@ Think = Callable[[Callable[[], None]], object]
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """Run it immediately."""
     work()
 
 
@@ -262,7 +261,6 @@ class PlanCache:
         return self._successor(before, held, request)[1]
 
     def has_no_successor(self, before: Planned, held: Held, request: ReplanRequest) -> bool:
-        """Whether it is known that there is no successor."""
         is_known, planned = self._successor(before, held, request)
         return is_known and planned is None
 

@@ -314,7 +314,6 @@ class Service:
         self._feed(event)
 
     def _welcome(self, joiner: Numbered) -> None:
-        """Send a new number, with the data to join."""
         self._log(f"rank {joiner.number} gets ready to join")
         infos = self._driver.infos_of(self._driver.register.members)
         welcome = Welcome(joiner.number, dict(self._spec.facts), infos, self._files.offers())
@@ -354,7 +353,6 @@ class Service:
     # --- The machine ---
 
     def _feed(self, event: membership.Event) -> None:
-        """Handle one event and its consequences."""
         now = time.monotonic()
         self._perform(self._driver.handle(event, now), now)
         self._answer()

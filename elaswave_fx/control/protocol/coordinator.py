@@ -111,7 +111,6 @@ def step(state: Coordinator, event: Event, now_s: float) -> Result:
 
 
 def with_timeouts(state: Coordinator, timeouts: Timeouts) -> Coordinator:
-    """Return the state with newly measured deadlines."""
     return replace(state, detector=replace(state.detector, timeouts=timeouts))
 
 

@@ -136,7 +136,6 @@ class Coordinator:
 
     @property
     def timeouts(self) -> Timeouts:
-        """The current deadlines."""
         return self.detector.timeouts
 
 

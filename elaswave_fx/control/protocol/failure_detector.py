@@ -161,7 +161,6 @@ class FailureDetector:
         return replace(state, connections={**self.connections, rank: True}, signs_s={**self.signs_s, rank: now_s})
 
     def disconnected(self, rank: Rank) -> FailureDetector:
-        """Record a closed control connection."""
         return replace(self, connections={**self.connections, rank: False})
 
     def afresh(self, now_s: float) -> FailureDetector:
@@ -324,7 +323,6 @@ class HeartbeatStats:
         self._newest_s = -math.inf
 
     def heard(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """Record a heartbeat."""
         known = heartbeat.rank in self._last_s
         if known:
             self.gap(now_s - self._last_s[heartbeat.rank], now_s)
@@ -349,7 +347,6 @@ class HeartbeatStats:
         self._last_s.pop(rank, None)
 
     def timeouts(self, started: bool, now_s: float) -> Timeouts:
-        """Return the current deadlines."""
         while self._gaps and now_s - self._gaps[0][0] > WINDOW_S:
             self._gaps.popleft()
         return timeouts((gap for _, gap in self._gaps), self._steps, started, now_s - self._newest_s)

@@ -53,12 +53,10 @@ class Register:
 
     @property
     def epoch(self) -> Epoch:
-        """The newest epoch."""
         return self.activation.epoch
 
     @property
     def members(self) -> tuple[Rank, ...]:
-        """The ranks of the newest epoch."""
         return self.activation.assignment.members
 
     @property

@@ -278,7 +278,6 @@ def _waited_in_vain(register: Register, waiting: events.Waiting, patience_s: flo
 
 
 def _mends(state: Coordinator, now_s: float) -> bool:
-    """Whether broken links may still be reopened."""
     return state.links_broken_since_s is not None and now_s - state.links_broken_since_s <= state.timeouts.mend_s
 
 
