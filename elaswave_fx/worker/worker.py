@@ -52,7 +52,7 @@ _GROUP = 1  # the id of the group of all ranks, in every generation
 
 @dataclass
 class Worker:
-    """One rank. Fields from `plan` on change with every epoch. `at`: state of the training loop."""
+    """One rank. Fields that change with epochs come last. `at`: state of the training loop."""
 
     config: Config
     context: WorkerContext

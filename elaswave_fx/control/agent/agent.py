@@ -199,7 +199,8 @@ class Agent:
 
     @property
     def may_step(self) -> bool:
-        """False if the store or ledger was unreachable for so long that others may have resumed without this rank."""
+        """Whether the store and the ledger were reachable recently; if not, others may have resumed without this
+        rank."""
         return self._may_step.is_set()
 
     def await_store(self, timeout_s: float) -> bool:

@@ -241,7 +241,7 @@ def _on_number_wanted(state: Coordinator, event: NumberWanted, now_s: float) -> 
 
 def _give_number(state: Coordinator, now_s: float) -> Result:
     """Give the first waiting joiner a number. The register counts it before the joiner receives it, so that no failure
-    makes it given twice. Only in a steady state, which the swap would delay otherwise."""
+    makes it given twice. Done only with nothing else in progress, which the swap would delay."""
     register = state.register
     if not state.unnumbered or register is None or state.phase != STEADY or state.proposal is not None:
         return state, ()

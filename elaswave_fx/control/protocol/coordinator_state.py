@@ -90,7 +90,7 @@ class Coordinator:
     `saved`: a checkpoint that the register does not name yet, since the ledger follows the steps. `unnumbered`:
     connections that wait for a number, oldest first.
 
-    Of a transition: `stop_after`: the version after which a planned one stops; `targets`: its members; `asked_all_s`:
+    Transition: `stop_after`: the version after which a planned one stops; `targets`: its members; `asked_all_s`:
     when ranks without a report were asked last; `links_broken_since_s`: since when links between living ranks are known
     to be broken; `told`: ranks whose loss was reported; `awaited`: evicted ranks that may have the only replicas;
     `waiting`, `waits_since_s`: the event about these and its time: after `patience_s` the job is over; `going`: ranks

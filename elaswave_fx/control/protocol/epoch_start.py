@@ -38,8 +38,8 @@ def holdings(
 
 
 def is_elsewhere(committed: Stamp, was: Epoch, activation: Activation) -> bool:
-    """Whether the state of a rank at `committed`, in the epoch `was`, is useless: all ranks roll back, or did in an
-    epoch that it missed, so that it is neither at `resume` nor one step before with that step in flight."""
+    """Whether a rank's state, at `committed` in the epoch `was`, is useless because all ranks roll back. They may have
+    done so in an epoch that it missed: then it is neither at `resume` nor one step before, with that step in flight."""
     if activation.rollback:
         return True
     resume = activation.resume
@@ -90,8 +90,8 @@ def anew(before: Iterable[Rank], was: Epoch, after: Iterable[Rank], now: Epoch) 
 
 
 def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[BoxId]:
-    """Return the boxes to verify: those that this rank comes to own, whose replicas become authoritative; and those
-    that it comes to compute with, whose parameters it makes from replicas that may have changed since their digest."""
+    """Return the boxes to verify. Replicas of boxes that this rank comes to own become authoritative. Replicas of boxes
+    that it comes to compute with become parameters, and may have changed since their digest."""
     found = []
     for (box_id, old), new in zip(numbered(before), after, strict=True):
         reads_anew = rank in new.readers and rank not in old.readers and rank in new.local_materializers

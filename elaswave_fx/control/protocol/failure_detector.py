@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds, derived by the caller: silence that evicts, also a suspect; a hang that evicts its sink; time to resend.
+    """Seconds, derived by the caller: silence that evicts a rank, or a suspect; a hang that evicts; time to resend.
 
     `spread_s`: time for a loss to reach all ranks and for their reports to arrive, before they are asked. `mend_s`:
     time to reopen broken links between living ranks, before one of these is evicted. `ack_s`: interval of
@@ -293,7 +293,7 @@ def timeouts(gaps_s: Iterable[float], steps_s: Iterable[float], started: bool, s
     gap_s = max((min(gap, GAP_MOST_S) for gap in gaps_s), default=HEARTBEAT_S)
     steps = tuple(steps_s)
     silent_s = max(SILENT_FLOOR_S, SILENT_OVER_GAP * gap_s)
-    # A stop is announced so far ahead that a heartbeat and its answer arrive before it: after the step in flight if
+    # A stop is announced ahead, so that a heartbeat and its answer arrive before it. It follows the step in flight if
     # enough of that is left, even if it is as short as the shortest one.
     late_s = max(gap_s, HEARTBEAT_S)
     left_s = max(0.0, min(steps) - since_s - late_s) if steps else 0.0

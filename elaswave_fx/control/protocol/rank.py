@@ -103,7 +103,7 @@ def must_leave(state: RankState, version: Version) -> bool:
 
 
 def may_step(state: RankState, now_s: float) -> bool:
-    """False if the store or ledger was unreachable for so long that others may have resumed without this rank."""
+    """Whether the store and the ledger were reachable recently; if not, others may have resumed without this rank."""
     return now_s - state.store_seen_s <= state.limits.lease_s and len(state.certificates) < state.limits.unledgered
 
 
@@ -146,8 +146,8 @@ def report(state: RankState) -> Report:
 
 
 def install(state: RankState, activation: Activation) -> RankState:
-    """Return the state at the start of an epoch. Of the old one only replicas and records that lead to `resume` remain,
-    also those that the new plan drops: they are in memory until it is installed, and may be needed after all.
+    """Return the state at the start of an epoch. Only replicas and records that lead to `resume` remain. Those that the
+    new plan drops remain too: they are in memory until it is installed, and may be needed.
 
     The ledger has every line up to `resume`, since one swap wrote both. After a missed epoch broken links are forgotten
     and reopened: others may have closed them when they evicted this rank.
@@ -257,8 +257,8 @@ def _answer(state: RankState) -> Result:
 
 
 def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
-    """Record a commit. If the epoch ends with it, interrupt a main thread that has begun another step; not one that
-    leaves by itself, since that would abort the step of ranks that are still in it."""
+    """Record a commit. If the epoch ends with it, interrupt a main thread that has begun another step. One that leaves
+    by itself is not interrupted: that would abort the step of ranks that are still in it."""
     if state.excluded:
         return state, ()  # the others have decided its outcome
     state = replace(_measure_step(state, event.at_s), progress_s=now_s)

@@ -217,17 +217,17 @@ Event = (
 class RankState:
     """One rank. Dictionaries are never changed in place.
 
-    Of the epoch: `kept`, the boxes it owns or holds; `complete`, those in sync; `far`, those that are not expected to
+    Epoch: `kept`, the boxes it owns or holds; `complete`, those in sync; `far`, those that are not expected to
     be after the next step; `stopped`: the epoch is over for this rank. `joining`: the process was never a member and
     asks to join.
-    Of an aborted step: `copies`, `records`, `votes`; `suspect`; `broken`, peers without a link; `report_owed`: the
+    Aborted step: `copies`, `records`, `votes`; `suspect`; `broken`, peers without a link; `report_owed`: the
     coordinator must still get a report.
-    Of the main thread: `waiting` for an answer after a step of `left_epoch`; `stop_requested`: it must start no step;
+    Main thread: `waiting` for an answer after a step of `left_epoch`; `stop_requested`: it must start no step;
     `kept_news`: messages for after its step. `activate`: the message that began the epoch.
-    Of the clock: `clock`, the offset of the coordinator's, once known; `was_paused` until the coordinator answers;
+    Clock: `clock`, the offset of the coordinator's, once known; `was_paused` until the coordinator answers;
     `progress_s`, last progress of the main thread; `orphaned_since_s`, since when no process would end it, else None;
     `commit_s`, the epoch's last commit, None before the first; `step_s`, `slowest_s`, the last and the longest step.
-    Of the end: `ended`, why this rank has no next epoch; `finished`; `closes_by_s`, when it stops waiting for the
+    End: `ended`, why this rank has no next epoch; `finished`; `closes_by_s`, when it stops waiting for the
     ledger; `closed`. `leaves_by_s`: the deadline of a draining rank; `must_stay`: why it cannot leave.
     """
 

@@ -9,10 +9,11 @@ are about the known ones. Pure.
 
 A rank's pace in a step is its expected over its measured seconds, relative to all ranks' paces in that step. So common
 factors cancel, such as a shared machine or costs that were measured at another time. A pace is compared with those of
-ranks that run the same units or, without such ranks, with its own in the first steps of the epoch; so wrong costs of
-some units cancel too. The speed of a rank on probation is only assumed: it is compared with ranks of known speeds, and
-no rank with it. A few slow steps, or steps shorter than the turns of a busy machine's processes, must not count. So
-steps are grouped into samples of 0.25 s, and a rank counts as slower or faster if nearly all of the last samples agree.
+ranks that run the same units. Without such ranks it is compared with its own in the first steps of the epoch. So wrong
+costs of some units cancel too. The speed of a rank on probation is only assumed: it is compared with ranks of known
+speeds, and no rank with it. A few slow steps, or steps shorter than the turns of a busy machine's processes, must not
+count. So steps are grouped into samples of 0.25 s, and a rank counts as slower or faster if nearly all of the last
+samples agree.
 """
 
 from __future__ import annotations
