@@ -199,8 +199,7 @@ class Agent:
 
     @property
     def may_step(self) -> bool:
-        """Whether the store and the ledger were reachable recently; if not, others may have resumed without this
-        rank."""
+        """Whether store and ledger were reachable recently; if not, others may have resumed without this rank."""
         return self._may_step.is_set()
 
     def await_store(self, timeout_s: float) -> bool:

@@ -156,8 +156,7 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         state, actions = conclude(state, now_s) if state.phase == PREPARING else _give_number(state, now_s)
         return state, (ack, *numbered, *actions)
     agreed = (state.proposed,) if state.proposed is not None else ()
-    # Every member has reported, so earlier findings against members are void; otherwise the epoch would end
-    # immediately.
+    # Every member has reported, so findings against members are void; else the epoch would end immediately.
     detector = state.detector.without(register.members).afresh(now_s)
     state = replace(
         state,
@@ -174,7 +173,7 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         going=frozenset(),
     )
     activate = Activate(state.ballot, register.activation)
-    # Drained ranks are notified now, all others only when something was committed without them.
+    # Notify drained ranks now; otherwise they would be notified only after a commit without them.
     gone = Ack(state.ballot.term, register.epoch, False, register.committed.version)
     left = tuple(Send(rank, gone) for event in agreed for rank in event.left)
     return state, (*(Send(rank, activate) for rank in register.members), *left, *agreed)
@@ -317,7 +316,7 @@ def _on_exited(state: Coordinator, event: Exited | Gone, now_s: float) -> Result
 
 
 def _on_connected(state: Coordinator, event: Connected, now_s: float) -> Result:
-    """Repeat the request to stop, which was lost with an earlier stream, as the report may have been."""
+    """Repeat the request to stop: it, or the report, may have been lost with the earlier stream."""
     state = replace(state, detector=state.detector.connected(event.rank, now_s))
     if state.phase != PREPARING or event.rank not in state.targets or event.rank in state.reports:
         return state, ()

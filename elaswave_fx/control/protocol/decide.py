@@ -190,7 +190,7 @@ def decide(
 
 
 def was_left_out(register: Register, rank: Rank, epoch: Epoch) -> bool:
-    """Whether a rank whose newest epoch is `epoch` was once a member, but is none of the last epoch. Replicas that lead
+    """Whether a rank whose newest epoch is `epoch` was once a member, but not in the last epoch. Replicas that lead
     nowhere are useless: it may have received all votes for a step that the others have replayed without its vote."""
     return rank not in register.members and epoch >= 0
 
