@@ -1,23 +1,23 @@
-"""The end of a process, noticed before the kernel has closed its sockets; contract in `native/liveness/liveness.h`."""
+"""Detection of a process's end before the kernel closes its sockets; contract in `native/liveness/liveness.h`."""
 
 from typing import final
 
 @final
 class LivenessTable:
-    """Made by a launcher before it forks.
+    """The watched processes of a launcher, which makes the table before it forks.
 
-    Raises `RuntimeError` when the system refuses memory or a thread, `IndexError` for a slot that is not there.
+    Raises `RuntimeError` if the system refuses memory or a thread, `IndexError` for an invalid slot.
     """
 
     def __init__(self, slots: int) -> None: ...
     def hold(self, slot: int) -> None:
-        """In the process that is to be watched: until it ends. Raises `RuntimeError` if another one holds the slot."""
+        """Hold a slot, in the process to watch, until it ends. Raises `RuntimeError` if another process holds it."""
 
     def watch(self, slot: int) -> None:
-        """In the launcher, after the fork: the end of the slot's process will be told, once."""
+        """Watch a slot, in the launcher and after the fork: the end of its process is reported once."""
 
     def fileno(self) -> int:
-        """Readable while `ended` has something to say."""
+        """Return a descriptor that is readable while `ended` has slots."""
 
     def ended(self) -> list[int]:
-        """The slots whose processes have ended since the last call."""
+        """Return the slots whose processes have ended since the last call."""

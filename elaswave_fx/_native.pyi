@@ -13,7 +13,7 @@ Interval = tuple[int, int]
 
 @final
 class Transfer:
-    """A pending message. Dropped before it was waited for, it is cancelled."""
+    """A pending message; dropping it before a wait cancels it."""
 
 @final
 class Endpoint:
@@ -31,8 +31,7 @@ class Endpoint:
         paces: Mapping[int, tuple[float, float]] = {},
         may_be_cut: bool = False,
     ) -> None:
-        """`paces`: rank -> (latency in seconds, bytes per second) of a link over which its messages seem to come.
-        `may_be_cut`: for tests, see `cut`."""
+        """`paces`: rank -> (latency in seconds, bytes per second) of its emulated link. `may_be_cut`: for tests."""
     @property
     def rank(self) -> int: ...
     @property
@@ -70,7 +69,7 @@ class Endpoint:
 
 @final
 class Group:
-    """An ordered view on some ranks of an endpoint."""
+    """An ordered subset of an endpoint's ranks."""
 
     def __init__(self, endpoint: Endpoint, id: int, ranks: Sequence[int], generation: int = 0) -> None: ...
     @property
@@ -95,7 +94,7 @@ class Program:
 
 @final
 class UnitSequence:
-    """Programs of units one after another, forward and back; see build/unit_sequence.py."""
+    """Programs of successive units, forward and backward; see build/unit_sequence.py."""
 
     def __init__(self) -> None: ...
     def add(
@@ -115,24 +114,24 @@ class UnitSequence:
     ) -> tuple[list[Any], list[Any], list[float], list[float], list[float]]: ...
 
 def digest_of_words(bucket: int, words: Tensor) -> tuple[int, int]:
-    """The digest of the whole state of a bucket of buffers, [words] fp32: as that of a box says it."""
+    """The digest of the whole state of a bucket of buffers, [words] fp32, like that of a box."""
 
 def update_seconds(program: Mapping[str, Any], numbers: Sequence[float], elements: int, runs: int) -> float:
-    """Of the optimizer's program on so many elements, as engines run it: the fastest of `runs`, above 0."""
+    """Seconds of the optimizer's program on `elements`, as engines run it: the fastest of `runs`, above 0."""
 
 CommitAction = tuple[str, int | None, int | None, int | None, int]
-"""What the commit machine wants done: (kind, box, peer, version, how many boxes from `box` on); kinds and their meaning
-in `native/commit/types.h`, `Action::Kind`, here in lower case with underscores: "send_part", "expect_part", ..."""
+"""An action of the commit machine: (kind, box, peer, version, number of boxes from `box` on). Kinds are those of
+`Action::Kind` in `native/commit/types.h`, in lower case with underscores: "send_part", "expect_part", ..."""
 
 BoxRoles = tuple[int, int, Sequence[int], Sequence[int]]
-"""Who does what with a box: (bucket, owner, holders, readers)."""
+"""Ranks of a box: (bucket, owner, holders, readers)."""
 
 @final
 class StepMachine:
     """The commit machine of one rank, as the engine runs it; the life of a step is in `native/commit/machine.h`.
 
-    Digests are numbers below 2**64. `without`: names of safety rules to take away (`native/commit/guards.h`). Raises
-    ExecError when it is told what cannot be, or asked for what a rule forbids.
+    Digests are numbers below 2**64. `without`: names of safety rules to disable (`native/commit/guards.h`). Raises
+    ExecError for an impossible event, or a request that a rule forbids.
     """
 
     def __init__(self, rank: int, copy_mode: str = "log", without: Sequence[str] = ()) -> None: ...
@@ -186,15 +185,15 @@ class StepMachine:
     def far_behind(self) -> list[BoxId]: ...
     @property
     def holdings(self) -> list[tuple[int, int, int, bool]]:
-        """States that are here: (box, version, digest, whether the record of the step in flight is here)."""
+        """States in memory: (box, version, digest, whether the record of the step in flight is, too)."""
     @property
     def awaited(self) -> int | None: ...
     @property
     def consulted(self) -> dict[str, int]:
-        """How often each safety rule was asked."""
+        """Number of checks of each safety rule."""
     def materializes(self, box: int, rank: int, /) -> bool: ...
     def state(self, box: int, /) -> tuple[int, int] | None:
-        """Version and digest."""
+        """Return (version, digest)."""
     def recorded(self, box: int, /) -> bool: ...
     def record_awaited(self, box: int, /) -> bool: ...
     def is_behind(self, box: int, /) -> bool: ...
@@ -205,8 +204,7 @@ class StepMachine:
 
 @final
 class Fault:
-    """A signal that is raised on this process, or a cut of its endpoint for so many seconds, when a step reaches an
-    instruction; for tests."""
+    """A signal to this process, or a cut of its endpoint for `cut_s`, when a step reaches an instruction; for tests."""
 
     def __init__(
         self, instruction: str, signal: int = 0, *, cut_s: float = 0.0, pipe: int | None = None, words: bytes = b""
@@ -214,8 +212,8 @@ class Fault:
 
 @final
 class StepOptions:
-    """What a step is told beside its inputs. `content`: of the inputs, for the vote, and `cross_check`: of another
-    rank's, as this one has read them. `slowdown`: units take so many times as long, at least 1; for tests."""
+    """Options of a step. `content`: hash of the inputs, for the vote; `cross_check`: of another rank's inputs, as read
+    here. `slowdown`: factor on the times of units, at least 1; for tests."""
 
     def __init__(
         self,
@@ -231,7 +229,7 @@ class StepOptions:
 
 @final
 class Timing:
-    """How often an instruction ran in a step, how long, and how much of that it was blocked on transfers."""
+    """An instruction's runs in a step, their time, and the part of it that was blocked on transfers."""
 
     @property
     def count(self) -> int: ...
@@ -242,7 +240,7 @@ class Timing:
 
 @final
 class EmulatedTimes:
-    """Of a step's units with modelled durations, in seconds."""
+    """Seconds of a step's units with modelled durations."""
 
     @property
     def kernels(self) -> int: ...
@@ -279,7 +277,7 @@ class StepResult:
     def seconds(self) -> float: ...
     @property
     def pipeline_seconds(self) -> float:
-        """From the begin of the first unit, when its inputs are there, to the end of the last one."""
+        """Time from the start of the first unit, with its inputs present, to the end of the last one."""
     @property
     def emulated(self) -> EmulatedTimes: ...
     @property
@@ -300,7 +298,7 @@ class EvalResult:
 
 @final
 class BoxState:
-    """A box's master slice and optimizer state, the engine's own tensors: not to be written to."""
+    """A box's master slice and optimizer state: the engine's own tensors, read-only."""
 
     @property
     def master(self) -> Tensor: ...
@@ -308,11 +306,11 @@ class BoxState:
     def state(self) -> list[Tensor]: ...
     @property
     def digest(self) -> tuple[int, int]:
-        """Of the bytes as the last update wrote them, low and high 64 bits; see exec/exact/digest.h."""
+        """Digest of the bytes that the last update wrote, low and high 64 bits; see exec/exact/digest.h."""
 
 @final
 class HeldBox:
-    """A box that has its state here. `recorded`: so has the sum or the record of the step in flight."""
+    """A box with its state in memory. `recorded`: the sum or the record of the step in flight is, too."""
 
     @property
     def box(self) -> BoxId: ...
@@ -323,11 +321,10 @@ class HeldBox:
 
 @final
 class Holdings:
-    """What a rank has, for whoever decides what comes after a failure.
+    """A rank's state for the decision after a failure.
 
-    `catching_up`: boxes that are to be kept here, but of which the copy does not count yet; `far_behind`: those of them
-    of which it will not after the next step either. `pending`: a step was left after this rank had voted; `votes` are
-    those that came.
+    `catching_up`: boxes whose replica here is not in sync; `far_behind`: those not expected to be after the next step.
+    `pending`: a step was aborted after this rank's vote; `votes`: received for it.
     """
 
     @property
@@ -355,7 +352,7 @@ class Holdings:
 
 @final
 class Progress:
-    """Where a step stands; None outside of steps, or while nobody is awaited."""
+    """Progress of a step; None outside of steps, or while no rank is awaited."""
 
     @property
     def instruction(self) -> str | None: ...
@@ -366,23 +363,23 @@ class Progress:
 
 @final
 class PlainData:
-    """A spec as the engine reads it, made before it is needed, by any thread."""
+    """A spec in the engine's format, made ahead by any thread."""
 
     def __init__(self, object: EngineSpec) -> None: ...
 
 @final
 class PreparedSpec:
-    """A spec that an engine has read, which takes it over once."""
+    """A spec that an engine has read and can install once."""
 
 @final
 class BucketMemory:
-    """What a rank computes with of a bucket, made before it reads it; for any thread."""
+    """Memory for a rank's working copy of a bucket, made ahead by any thread."""
 
     def __init__(self, numel: int, dtype: str, exact: bool) -> None: ...
 
 @final
 class Engine:
-    """One rank's state and the interpreter of its step program. One thread at a time, but for `progress`."""
+    """One rank's state and the interpreter of its step program. One thread at a time, except for `progress`."""
 
     def __init__(
         self,
@@ -421,4 +418,4 @@ class Engine:
     def progress(self) -> Progress: ...
     @property
     def rules_consulted(self) -> dict[str, int]:
-        """How often each safety rule of commits was asked."""
+        """Number of checks of each safety rule of commits."""

@@ -17,7 +17,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Run a command; the exit code is 2 for a name that is none."""
+    """Run a command; return 2 for an unknown one."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print("usage: elaswave COMMAND [ARGUMENTS]\n")
@@ -30,7 +30,7 @@ def main() -> int:
         return 2
     module, _ = COMMANDS[name]
     if os.getcwd() not in sys.path and not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())  # as python -m does: classes of yours lie in files beside you
+        sys.path.insert(0, os.getcwd())  # as python -m does: user classes lie in the current folder
     sys.argv = [f"elaswave {name}", *sys.argv[2:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0  # the modules exit by themselves

@@ -1,10 +1,10 @@
-"""How every command ends: with an exit code, and one line for whatever went wrong.
+"""The end of every command: an exit code, and one line for each error.
 
     sys.exit(run_command(main))
     error: [Errno 28] No space left on device: … (OSError, …/compile.py, line 40); the traceback is in /tmp/…     code 1
 
-In: a command, as a call. Errors that are ours to raise are the line that they say. What is left is a bug of ours or an
-environment that nobody thought of: its traceback goes to a file, for whoever wants to report it.
+An `ElasWaveError` is printed as its message. Any other exception is a bug or an unforeseen environment: its traceback
+goes to a file that the user can report.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _UTF8 = "PYTHONUTF8"
 
 @dataclass(frozen=True)
 class End:
-    """How a command ended; `line`: what went wrong, if it did and the command has not said so itself."""
+    """The exit code of a command; `line`: the error, unless the command has printed it itself."""
 
     code: int
     line: str = ""
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """The exit code of a command, which is all that this process does. What went wrong is said on standard error."""
+    """Run a command and return its exit code; errors go to standard error. Must be all that this process does."""
     _speak_utf8()
     with lasting_console():
         end = end_of(command)
@@ -56,13 +56,12 @@ def run_command(command: Callable[[], int]) -> int:
 
 
 def say(end: End) -> None:
-    """Tell the user what went wrong."""
     if end.line:
         print(f"error: {end.line}", file=sys.stderr, flush=True)
 
 
 def end_of(command: Callable[[], int], folder: Path | None = None) -> End:
-    """Call a command. The traceback of what nobody foresaw goes to `folder`, or to one for temporary files."""
+    """Call a command. The traceback of an unforeseen error goes to `folder`, or to the folder for temporary files."""
     try:
         return End(command())
     except KeyboardInterrupt:
@@ -76,12 +75,12 @@ def end_of(command: Callable[[], int], folder: Path | None = None) -> End:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says; its kind where it says nothing."""
+    """The message of an exception, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def unforeseen(error: BaseException, folder: Path | None = None) -> str:
-    """What an exception says and where it was raised, in a line that names the file with its traceback."""
+    """The message of an exception and where it was raised, in one line that names the file with its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f", {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     words = "".join(traceback.format_exception(error))
@@ -95,16 +94,16 @@ def unforeseen(error: BaseException, folder: Path | None = None) -> str:
 
 
 def _speak_utf8() -> None:
-    """Begin anew in UTF-8 where Python has taken another encoding from the locale: names of files, parameters and units
-    are Unicode, and native code and files of ours have them in UTF-8."""
+    """Restart in UTF-8 if the locale selects another encoding. Names of files, parameters and units are Unicode; native
+    code and our files use UTF-8."""
     if sys.getfilesystemencoding() == "utf-8" or os.environ.get(_UTF8) == "1":
         return
-    os.environ[_UTF8] = "1"  # also for processes that this one starts
+    os.environ[_UTF8] = "1"  # inherited by child processes
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _let_go_of_console() -> None:
-    """Nobody may read what is still to be written: then Python's own end would fail on it."""
+    """Flush, or drop what a closed console does not take: otherwise Python's own exit fails on it."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             if stream is not None:

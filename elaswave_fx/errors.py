@@ -76,7 +76,7 @@ class CommError(ElasWaveError):
 
 
 class Aborted(CommError):
-    """The ranks abort the step; `rank` is the one that the first to notice accuses, if any."""
+    """The ranks abort the step; `rank` is the suspect that the first rank to notice named, if any."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
@@ -88,7 +88,7 @@ class DeadlineExceeded(CommError):
 
 
 class PeerLost(CommError):
-    """A peer died or its link broke; `rank` says who."""
+    """A peer died or its link broke; `rank` is the peer."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class PeerLost(CommError):
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """A user's module that ends the process when it is imported raises ImportError, as one that cannot be does."""
+    """Raise ImportError if a user's module ends the process on import (`SystemExit`)."""
     try:
         yield
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""Files that readers see whole: what the run directory, the store and the caches have in common.
+"""File operations shared by the run directory, the store and the caches: readers see whole files.
 
 replace_file(run_dir / "summary.json", b"{}\\n", durable=True)
 json_lines(run_dir / "ledger.jsonl")  ->  [{"step": 0, …}, {"step": 1, …}]
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Write a file beside `path` and rename it, so that readers see the old bytes or the new ones.
 
-    `durable`: the new ones also survive a loss of power once this returns. Raises `OSError`; the old file stays then.
+    `durable`: the new bytes survive a loss of power once this returns. If it raises `OSError`, the old file stays.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -38,19 +38,18 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """A new file, to be written, in the place of whatever has its name; what a link of that name leads to stays as it
-    is. Raises `OSError`."""
+    """Create a file for writing in the place of any entry of its name; a link's target stays. Raises `OSError`."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
 
 
 def open_log(path: Path) -> int:
-    """The descriptor of a file that is added to. Raises `OSError`, also for a link: it may lead to any file."""
+    """Open a file for appending; return its descriptor. Raises `OSError`, also for a link: it may lead anywhere."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def read_plain(path: Path) -> bytes:
-    """The bytes of a file that is neither a link nor something whose reading waits for others. Raises `OSError`."""
+    """The bytes of a regular file. Raises `OSError`, also for a link, a FIFO or a device."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -59,7 +58,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def write_at(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of it. A disk that is nearly full takes a part at first; the rest then raises the `OSError`."""
+    """Write all of `data`. A nearly full disk accepts a part at first; writing the rest then raises `OSError`."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -81,16 +80,16 @@ def others_may_change(folder: Path) -> bool:
 
 
 def place_of_others(folder: Path) -> Path | None:
-    """The folder, or the one above it, if it is another user's or everybody may write to it, so that they may change
-    what the folder holds; None if neither is.
+    """Return `folder` or its parent, whichever another user owns or everybody may write to; None if neither.
 
-    A folder that does not exist is ours to make. Root and a user's group are trusted."""
+    A missing folder counts as ours. Root and a user's own group are trusted.
+    """
     for place, may_be_shared in ((folder, False), (folder.parent, True)):
         try:
             found = place.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
-        is_sticky = may_be_shared and found.st_mode & stat.S_ISVTX  # as /tmp: everybody's, but not what lies in it
+        is_sticky = may_be_shared and found.st_mode & stat.S_ISVTX  # as /tmp: entries belong to their owners
         if found.st_uid not in (0, os.geteuid()) or (found.st_mode & stat.S_IWOTH and not is_sticky):
             return place
     return None
@@ -103,7 +102,7 @@ def file_digest(path: Path) -> str:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file, none if there is no such file; without the half of one that a kill may have left."""
+    """The complete lines of a file, without a last one that a kill cut off; none if there is no such file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]

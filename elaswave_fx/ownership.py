@@ -1,10 +1,10 @@
-"""Whose a folder is that is read for more than numbers: what it names is run, what lies in it is written or removed.
+"""Checks of who owns a folder whose code is run, or whose files are written or removed.
 
     refuse_others(run_dir, "hydra.run.dir=runs/x")       ConfigError: it is user bob's, who may change what it holds
     refuse_links(run_dir, "hydra.run.dir=runs/x", ("logs", "clocks"))     ConfigError: its logs is a link to …
 
 Root is trusted, and so is a user's own group, so that a project may share its folders; see `files.place_of_others`. A
-checkpoint is read for numbers alone, and may be anybody's.
+checkpoint is read for numbers alone; any user may own it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def refuse_others(folder: Path, what: str) -> None:
 
 
 def refuse_links(folder: Path, what: str, names: Iterable[str]) -> None:
-    """Raise `ConfigError` if one of these names, or a name in a folder of such a name, is a link: what it leads to
-    would be written, or removed."""
+    """Raise `ConfigError` if one of `names`, or an entry in it, is a link: its target would be changed."""
     for name in names:
         entry = folder / name
         inside = sorted(entry.iterdir()) if entry.is_dir() and not entry.is_symlink() else []
@@ -51,7 +50,7 @@ def refuse_links(folder: Path, what: str, names: Iterable[str]) -> None:
 
 
 def user_name(number: int) -> str:
-    """The name of a user, or the number of one that the system does not know."""
+    """The name of a user, or the number if the system does not know it."""
     try:
         return f"user {pwd.getpwuid(number).pw_name}"
     except KeyError:

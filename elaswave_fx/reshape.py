@@ -1,4 +1,4 @@
-"""`python -m elaswave_fx.reshape JOB WISH`: other lanes for a job that runs. `--help` says more."""
+"""`python -m elaswave_fx.reshape JOB LAYOUT`: request another layout for a running job. `--help` says more."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
 
 
 def reshape_of(words: list[str]) -> ReshapeRequest:
-    """Parse the layout of a command line. Raises `ConfigError` for one that is none."""
+    """Parse the layout of a command line. Raises `ConfigError` if it is invalid."""
     if words == ["best"]:
         return ReshapeRequest()
     found: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""That nobody waits for what is not urgent.
+"""Scheduling hints: short waits for threads with little work, and rare garbage collection.
 
-answer_soon()      # in a thread that has little to do, and that others wait for when it has
-collect_rarely()   # in a process whose objects are all there
+answer_soon()      # in a thread that has little work, for which other threads wait collect_rarely()   # in a process
+whose long-lived objects exist
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
 """`struct sched_attr` of sched_setattr(2): size, policy, flags, nice, priority, runtime, deadline, period, clamps."""
 
 _SLICE_NS = 100_000
-"""The shortest that Linux takes."""
+"""The shortest slice that Linux accepts."""
 
 _GARBAGE = 50_000
-"""Objects more than before that may be garbage until somebody looks; Python's own 700 are fewer than a plan has."""
+"""New objects before a collection; Python's default of 700 is fewer than a plan has."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def answer_soon() -> None:
-    """Have the calling thread, and those that it starts from now on, run soon after they wake, for a short while each.
+    """Give the calling thread, and threads that it starts later, short time slices, so that they run soon after they
+    wake.
 
-    Linux (6.12 and later) lets a thread with shorter slices go before those that compute, and takes nothing else from
-    them: no thread gets more of a core for it. Older kernels and other systems stay as they are.
+    Linux (6.12 and later) schedules threads with shorter slices first; shares of a core do not change. No effect on
+    older kernels and other systems.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None:
@@ -40,7 +41,6 @@ def answer_soon() -> None:
 
 
 def collect_rarely() -> None:
-    """Leave alone what there is by now, and do not look through what comes, a new plan above all, while others wait
-    for it."""
+    """Freeze all present objects and collect rarely, so that no rank waits while the collector scans a new plan."""
     gc.freeze()
     gc.set_threshold(_GARBAGE)

@@ -1,5 +1,6 @@
-"""`python -m elaswave_fx.timeline RUN [--recovery N] [--plans] [--out FILE]`: draw a recovery of a run from its events,
-or who computed what: in the whole run, or with `--recovery` before and after one.
+"""`python -m elaswave_fx.timeline RUN [--recovery N] [--plans] [--out FILE]`: draw a recovery of a run from its events.
+
+`--plans` draws which rank computed what, in the whole run or, with `--recovery`, before and after one recovery.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def main() -> int:
     out = wanted.out or wanted.run / f"{name}.svg"
     try:
         print(render_plans(wanted.run, number, out) if wanted.plans else render(wanted.run, number or 0, out))
-    except PlanError as error:  # of a file
+    except PlanError as error:  # from a file of the run
         raise ConfigError(str(error)) from error
     return 0
 
 
 def render(run: Path, number: int, out: Path) -> str:
-    """Draw one recovery; what was drawn, in words. Raises ConfigError."""
+    """Draw one recovery; return its parts and times as text. Raises ConfigError."""
     recovery = _recovery(run, number)
     parts = parts_of(RunDirectory(run).lines("events.jsonl"), recovery)
     draw(parts, _title(recovery), out)
@@ -50,7 +51,7 @@ def render(run: Path, number: int, out: Path) -> str:
 
 
 def render_plans(run: Path, number: int | None, out: Path) -> str:
-    """Draw the plans of a run, or those on both sides of one recovery; what they are, in words. Raises ConfigError,
+    """Draw the plans of a run, or those before and after one recovery; return them as text. Raises ConfigError,
     PlanError."""
     lines = RunDirectory(run).lines("metrics.jsonl")
     if number is None:

@@ -27,11 +27,11 @@ _PRELOAD = (
 
 
 _ORPHANS_S = 600.0
-"""Ranks without a launcher have so long to save what they have."""
+"""Time that ranks without a launcher have to save their state."""
 
 
 def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | None] | None = None) -> int:
-    """Run one job to its end; returns the exit code. `work`: what each rank runs, if not `run_worker`."""
+    """Run one job to its end; return the exit code. `work` replaces `run_worker` as what each rank runs."""
     from elaswave_fx.checkpoint.start import checkpoint_folder, find_start
     from elaswave_fx.config.faults import check_faults
     from elaswave_fx.launch.job import BuildResult, JobSpec
@@ -86,7 +86,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
 
 
 def _refuse_copies() -> None:
-    """Refuse to be one of many: each would start all ranks."""
+    """Refuse to run as one of several copies: each would start all ranks."""
     from elaswave_fx.errors import ConfigError
     from elaswave_fx.launch.copies import started_copies
 

@@ -1,10 +1,10 @@
-"""`python -m elaswave_fx.verify RUN [OTHER] [replay=STEPS]`: hold a run against what it should have been.
+"""`python -m elaswave_fx.verify RUN [OTHER] [replay=STEPS]`: check a finished run.
 
-Alone: the ledger covers every sample once and is a chain; samples, counts and random draws are those of data,
-configuration and seed; losses follow from the ledger; the model file is the one that the run ended with. With OTHER:
-the first step and bucket in which two runs differ. With `replay=40` or `replay=40-45`: these steps once more, on one
-rank, from the nearest checkpoint. Code that the run's files name is run with `replay` alone, after it was said whose
-run it is, and never that of a run that another user may change.
+Checks: the ledger is a chain and covers every sample once; samples, counts and random draws follow from data,
+configuration and seed; losses follow from the ledger; the model file is the run's last. OTHER adds the first step and
+bucket in which two runs differ. `replay=40` or `replay=40-45` computes these steps again, on one rank, from the nearest
+checkpoint. Only `replay` runs code that the run's files name. It first prints the owner of the run, and refuses a run
+that another user may change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be verified."""
+    """The arguments of a command line."""
 
     run: Path
     other: Path | None = None
@@ -62,14 +62,14 @@ def main() -> int:
         for finding in verify(wanted, _progress):
             print(finding, flush=True)
             count[finding.verdict.value] += 1
-    except ElasWaveError as error:  # of what lies in the run directory
+    except ElasWaveError as error:  # raised for files in the run directory
         raise ConfigError(str(error)) from error
     print(f"{wanted.run}: {', '.join(f'{number} {verdict}' for verdict, number in count.items() if number)}")
     return 1 if count["WRONG"] else 0
 
 
 def read_words(words: Iterable[str]) -> Wanted:
-    """The command line. Raises ConfigError."""
+    """Parse the command line. Raises ConfigError."""
     folders, steps = [], None
     for word in words:
         key, _, value = word.partition("=")
@@ -88,11 +88,11 @@ def read_words(words: Iterable[str]) -> Wanted:
 
 
 Progress = Callable[[str, int, int], None]
-"""Takes what is being done, how many steps are done, of how many."""
+"""Called with (name of the check, steps done, all steps)."""
 
 
 def verify(wanted: Wanted, progress: Progress) -> Iterator[Finding]:
-    """All findings, each as soon as it is known. Raises ConfigError for what is no run."""
+    """Yield each finding as soon as it is known. Raises ConfigError if a folder is no run."""
     import torch
 
     from elaswave_fx.audit.compare import compare
@@ -126,7 +126,7 @@ def verify(wanted: Wanted, progress: Progress) -> Iterator[Finding]:
 
 
 def _say_whose(record: Record, code: list[str]) -> None:
-    """Code that the files of a run name is about to be run. Raises `ConfigError` if another user may have named it."""
+    """Announce the code that a replay will run. Raises `ConfigError` if another user may have changed the run."""
     if code:
         refuse_others(record.folder, str(record.folder))
         owner = user_name(record.folder.stat().st_uid)
@@ -134,7 +134,7 @@ def _say_whose(record: Record, code: list[str]) -> None:
 
 
 def _progress(what: str, done: int, of: int) -> None:
-    """On a terminal only."""
+    """Show progress, on a terminal only."""
     if sys.stderr.isatty() and (done % 16 == 0 or done + 1 >= of):
         end = "\r" if done + 1 < of else "\r" + " " * 40 + "\r"
         print(f"{what}: step {done + 1} of {of}", end=end, file=sys.stderr, flush=True)

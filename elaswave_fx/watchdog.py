@@ -1,7 +1,7 @@
-"""A watch over calls that may never return, kept by the parent of the process that makes them.
+"""A watchdog in the parent process for a child's calls that may never return.
 
-A process can end a call that hangs only while its other threads run. One that holds the interpreter's lock, such as a
-read of a mapped file whose server is gone, stops them all, and then the parent alone can say what has happened.
+A process can end a hung call only while its other threads run. A call that holds the interpreter's lock, such as a read
+of a mapped file whose server is down, stops them all. Then only the parent can report the cause.
 
     dog = Watchdog()                                   # in the parent, before it forks
     dog.guard()                                        # in the child
@@ -15,7 +15,7 @@ import mmap
 import struct
 
 _LENGTH = struct.Struct("<I")
-"""The length of the call's text. It is 0 while no call is under way and while the fields behind it are written."""
+"""The length of the call's text; 0 while no call is in progress and while the fields after it are written."""
 
 _CALL = struct.Struct("<Qd")
 """The number of the call and its limit in seconds. The text follows."""
@@ -25,14 +25,14 @@ _TEXT_AT = _LENGTH.size + _CALL.size
 _BYTES = 1024
 
 _LONGEST_LOOK_S = 2.0
-"""So much counts at most between two looks; whoever did not look for longer was stopped, and so were others maybe."""
+"""The most that counts between two looks. In a longer gap this process was stopped, and maybe the child too."""
 
 _guards: list[Watchdog] = []
 """The watchdog of this process, if it has one."""
 
 
 class Waited:
-    """How long something has been waited for, by whoever looks again and again: the time in which nobody did, as after
+    """The time for which a condition has been waited for, by repeated looks. A pause of the looking process, such as
     Ctrl-Z, does not count."""
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class Watchdog:
         _guards[:] = [self]
 
     def overdue(self, now: float) -> str | None:
-        """The text of a call that takes longer than its limit. The parent asks every second or more often."""
+        """The text of the call that exceeds its limit, or None. The parent must call this at least every second."""
         seen = self._memory[:]
         if seen != self._memory[:]:
-            return None  # The child has written between the two looks: this call is a new one.
+            return None  # The child wrote between the two reads: the call is new.
         (length,) = _LENGTH.unpack_from(seen)
         number, limit_s = _CALL.unpack_from(seen, _LENGTH.size)
         if not length or self._waited.look(number, now) < limit_s:
@@ -72,7 +72,7 @@ class Watchdog:
     def write(self, limit_s: float, text: str) -> None:
         """The child's side: a call begins or, if `text` is empty, has returned.
 
-        The child may be stopped between any two of these lines, for longer than the parent's two looks take. So the
+        The child may be stopped between any two of these lines, for longer than the parent's two reads take. So the
         length is 0 from before the first field changes until the last has its new value.
         """
         self._number += 1
@@ -84,12 +84,11 @@ class Watchdog:
 
 
 def expect(limit_s: float, text: str) -> None:
-    """A call begins that is to return within `limit_s`; `text` says what has happened if it does not."""
+    """Announce a call that must return within `limit_s`; `text` is the error if it does not."""
     for dog in _guards:
         dog.write(limit_s, text)
 
 
 def fulfilled() -> None:
-    """The call has returned."""
     for dog in _guards:
         dog.write(0.0, "")

@@ -1,4 +1,4 @@
-"""Words for ranks, numbers and sizes, in reasons, events and errors.
+"""Text for ranks, numbers and sizes in reasons, events and errors.
 
 rank_words((0, 2, 3))           ->  "ranks 0, 2, 3"
 number_ranges((0, 1, 2, 3, 7))  ->  "0-3, 7"
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NAMED = 6
-"""Runs of numbers that `number_ranges` names before it leaves off."""
+"""Maximum number of ranges that `number_ranges` lists."""
 
 
 def listed(numbers: Sequence[int] | Sequence[str]) -> str:
@@ -24,7 +24,7 @@ def rank_words(ranks: Sequence[int]) -> str:
 
 
 def number_ranges(numbers: Sequence[int]) -> str:
-    """0-3, 7: the first of ascending numbers."""
+    """0-3, 7: the first `NAMED` ranges of ascending numbers."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -36,7 +36,7 @@ def number_ranges(numbers: Sequence[int]) -> str:
 
 
 def size_text(size: int) -> str:
-    """Bytes for people: 78.1 KiB."""
+    """A number of bytes as text: 78.1 KiB."""
     if size < 1024:
         return f"{size} B"
     for exponent, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB")):

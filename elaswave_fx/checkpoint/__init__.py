@@ -7,9 +7,9 @@
 
 Tensors are logical ones: `model/NAME` and `optimizer/K/NAME` (K-th state tensor) in fp32, `buffer/NAME` for buffers
 that training changes. A parameter is stored **flat**: a DCP tensor of one axis with as many elements as the parameter,
-in row-major order, its shape in the manifest. Ranks own 1-D boxes of flat buckets, which seldom are boxes of the
-parameter's own shape; flat, any layout can be cut again into any other by the intersection of intervals.
+in row-major order, its shape in the manifest. Ranks own 1-D boxes of flat buckets, which are seldom boxes of the
+parameter's own shape. Flat, any layout converts to any other by intersecting intervals.
 
-No process group is needed: what every rank writes follows from the plan. A checkpoint grows in `step-N.partial` and is
-renamed when everything in it is on disk, so what is named `step-N` is whole.
+No process group is needed: what every rank writes follows from the plan. A checkpoint is written to `step-N.partial`
+and renamed when all of it is on disk, so every `step-N` is complete.
 """

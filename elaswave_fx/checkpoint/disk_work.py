@@ -1,4 +1,4 @@
-"""Work that waits for a disk: it may take long, and shows meanwhile that the rank does not stand still.
+"""Liveness of a rank whose main thread waits for a disk, which may take long.
 
 with disk_work("writes a checkpoint"):
     …                                     disk_work.progress()  ->  "writes a checkpoint for 12 s"
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 DISK_S = 3600.0
-"""Bound of every wait for a disk, and of the waits of others for who waits for one. A lost peer ends these at once; a
-rank that waits for its own thread looks between whiles whether its epoch is over."""
+"""Bound of every wait for a disk, and for a rank that waits for one. A lost peer ends such a wait early; a rank that
+waits for its own thread checks periodically whether its epoch is over."""
 
 
 class _Work(NamedTuple):
@@ -22,14 +22,14 @@ class _Work(NamedTuple):
 
 
 class DiskWork:
-    """What a rank's main thread does at a disk; any thread may ask."""
+    """The disk operation of a rank's main thread; any thread may read it."""
 
     def __init__(self) -> None:
         self._work: _Work | None = None
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
-        """For as long as the block lasts, but no longer than `DISK_S`: what takes longer hangs. Blocks do not nest."""
+        """Show `what` as in progress during the block, for at most `DISK_S`: then it hangs. Blocks do not nest."""
         self._work = _Work(what, time.monotonic())
         try:
             yield
@@ -37,7 +37,7 @@ class DiskWork:
             self._work = None
 
     def progress(self) -> str:
-        """What is being done, and for how many seconds, which is another text every second; empty if nothing is."""
+        """The operation and its duration in seconds, so the text changes every second; empty if there is none."""
         work = self._work
         if work is None:
             return ""

@@ -1,4 +1,4 @@
-"""A rank's share of the state: which parts of which logical tensors it holds, read from and returned to files.
+"""A rank's share of the initial state, read from a file of logical tensors.
 
 bucket "unit3.group0" of 198144 elements, owner span [0, 99072) -> master fp32 [99072], moments, work copy [198144]
 """
@@ -23,7 +23,7 @@ _DIGEST_CHUNK_BYTES = 16 << 20
 
 
 def save_state(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write what `InitialState` reads. Raises ConfigError if there is no room."""
+    """Write the file that `InitialState` reads. Raises ConfigError if that fails, for example on a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), path)
@@ -39,8 +39,7 @@ class InitialState:
         self._file: Any = safe_open(str(path), framework="pt")
 
     def let_go(self) -> None:
-        """Give back the pages that were read so far, which count as this process's memory as long as they are mapped.
-        The file must still be there: it is mapped anew."""
+        """Release the pages that were read, which count as memory while mapped, by mapping the file anew."""
         self._file = safe_open(str(self._path), framework="pt")
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -52,7 +51,7 @@ class InitialState:
         return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
     def bucket(self, bucket: BucketSpec) -> torch.Tensor:
-        """All of a bucket's parameters, flat, fp32 [numel]; or the bytes of its buffers, in as many words."""
+        """All parameters of a bucket, flat, fp32 [numel]; or the bytes of its buffers as fp32 words."""
         if bucket.buffers:
             return buffer_words(bucket, self.tensor)
         flat = torch.empty(bucket.numel, dtype=torch.float32)
@@ -62,7 +61,7 @@ class InitialState:
         return flat
 
     def slice(self, bucket: BucketSpec, span: Span) -> torch.Tensor:
-        """The elements `span` of a bucket, fp32; only they are read."""
+        """The elements `span` of a bucket, fp32; no others are read."""
         if bucket.buffers:
             return buffer_words(bucket, self.tensor)[span.lo : span.hi]
         flat = torch.empty(len(span), dtype=torch.float32)
@@ -76,14 +75,14 @@ class InitialState:
 
 
 def buffer_view(words: torch.Tensor, buffer: BucketBuffer) -> torch.Tensor:
-    """A mutable buffer as a view of all words of its bucket, which are declared as fp32."""
+    """A mutable buffer as a view of `words`, its whole bucket declared as fp32."""
     dtype = getattr(torch, buffer.dtype)
     first, numel = buffer.offset * words.itemsize // dtype.itemsize, math.prod(buffer.shape)
     return words.view(dtype)[first : first + numel].view(buffer.shape)
 
 
 def buffer_words(bucket: BucketSpec, tensor_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """The words of a bucket of buffers, made of these; what lies between two of them is zero."""
+    """A bucket of buffers as fp32 words; the gaps between buffers are zero."""
     words = torch.zeros(bucket.numel, dtype=torch.float32)
     for buffer in bucket.buffers:
         buffer_view(words, buffer).copy_(tensor_of(buffer.name))
@@ -91,7 +90,7 @@ def buffer_words(bucket: BucketSpec, tensor_of: Callable[[str], torch.Tensor]) -
 
 
 def split_bucket(bucket: BucketSpec, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) of every parameter or buffer in a flat bucket; views."""
+    """Yield (name, view) of every parameter or buffer in a flat bucket."""
     for buffer in bucket.buffers:
         yield buffer.name, buffer_view(flat, buffer)
     for param in bucket.params:
@@ -120,8 +119,8 @@ def gather_parameters(
 ) -> dict[str, torch.Tensor]:
     """Every logical parameter (fp32) and buffer by name.
 
-    `collect(bucket)` returns the whole flat fp32 bucket on the collecting rank, None elsewhere. What training never
-    touches comes from the initial state.
+    `collect(bucket)` returns the whole flat fp32 bucket on the collecting rank, None elsewhere. Tensors that
+    training does not change come from the initial state.
     """
     found: dict[str, torch.Tensor] = {}
     for index, bucket in enumerate(artifact.buckets):

@@ -1,5 +1,4 @@
-"""Which rectangles of which logical tensors a rank writes or reads, and under what keys: a pure function of artifact
-and plan.
+"""The rectangles of logical tensors that a rank writes or reads, and their keys: a pure function of artifact and plan.
 
 bucket "unit3.group0" = [weight 2x3 0..6, bias 6..8), rank 1 owns [2, 8)
     ->  rank 1: model/weight [0:1, 2:3] at 0 of its slice, [1:2, 0:3] at 1; model/bias [0:2] at 4
@@ -22,28 +21,28 @@ MASTER = -1
 """`Piece.state` of the master copy; other numbers count the optimizer's state tensors."""
 
 Slice = tuple[BoxId, int]
-"""(box, MASTER or number of the state tensor) of what a rank keeps in one tensor."""
+"""(box, MASTER or number of the state tensor): the key of one tensor that a rank keeps."""
 
 
 KeyPath = tuple[str | int, ...]
-"""Where a nested state dict has a tensor: ("model", "head.weight"), ("optimizer", "head.weight", 0)."""
+"""The path of a tensor in a nested state dict: ("model", "head.weight"), ("optimizer", "head.weight", 0)."""
 
 UNCHANGED = "unchanged/"
-"""What names of tensors that training leaves alone begin with."""
+"""Prefix of the names of tensors that training does not change."""
 
 STATE_DICT = "model"
-"""Where the model's own state dict is."""
+"""The key of the model's own state dict."""
 
 _BESIDE = {"model": "parameters", "buffer": "buffers"}
-"""Kind of logical tensor -> where those are that no state dict of the model has."""
+"""Kind of logical tensor -> key of those that are in no state dict of the model."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `span`, in row-major order, of a logical tensor of this shape: they are a rectangle of it.
+    """The elements `span`, in row-major order, of a logical tensor of this shape; they form a rectangle of it.
 
-    They begin at the element `start` of the master copy or `state`-th state tensor of the `box`, if that is looked at
-    as one of `dtype`.
+    They begin at element `start` of the master copy, or of the `state`-th state tensor, of the `box`, viewed as
+    `dtype`.
     """
 
     tensor: str
@@ -56,25 +55,23 @@ class Piece:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The first index in every dimension."""
         return tuple(first for first, _ in _rectangle(self.shape, self.span))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many in every dimension."""
         return tuple(count for _, count in _rectangle(self.shape, self.span))
 
     def flat(self) -> Piece:
-        """The same elements of the tensor seen as one of a single dimension."""
+        """The same elements of the flattened tensor."""
         return replace(self, shape=(math.prod(self.shape),))
 
     @property
     def slice(self) -> Slice:
-        """Which of the tensors that a rank keeps it is a part of."""
+        """The tensor of the rank that contains the piece."""
         return self.box, self.state
 
     def of(self, kept: torch.Tensor) -> torch.Tensor:
-        """The rectangle as a view of that tensor, which is flat and declared as fp32."""
+        """The rectangle as a view of `kept`, the flat tensor that is declared as fp32."""
         return kept.view(getattr(torch, self.dtype)).narrow(0, self.start, len(self.span)).view(self.sizes)
 
 
@@ -97,11 +94,11 @@ def tensor_name(param: str, state: int) -> str:
 
 
 def key_paths(tensors: Iterable[str], state_dict: Mapping[str, str]) -> dict[str, tuple[KeyPath, ...]]:
-    """Logical tensor -> where a checkpoint has it; several of the model's own names may mean one tensor.
+    """Logical tensor -> its paths in a checkpoint; several names of the model may mean one tensor.
 
     Args:
-        state_dict: key of the model's own state dict -> logical tensor. What is in no state dict, such as buffers that
-            are not persistent, lies beside it.
+        state_dict: key of the model's own state dict -> logical tensor. Tensors in no state dict, such as
+            non-persistent buffers, get a path beside it.
     """
     keys: dict[str, list[str]] = {}
     for key, tensor in state_dict.items():
@@ -121,14 +118,14 @@ def key_paths(tensors: Iterable[str], state_dict: Mapping[str, str]) -> dict[str
 
 
 def unchanged_pieces(unchanged: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[Piece, ...]:
-    """Whole tensors, name -> (shape, dtype), that training leaves alone: they are in no box."""
+    """Pieces of whole tensors, name -> (shape, dtype), that training does not change: they are in no box."""
     return tuple(
         Piece(name, dtype, shape, Span(0, math.prod(shape)), BoxId(-1), 0) for name, (shape, dtype) in unchanged.items()
     )
 
 
 def frozen_parameters(artifact: Artifact) -> tuple[str, ...]:
-    """Parameters that training leaves alone: they are in no bucket, and in no checkpoint."""
+    """Parameters that training does not change: they are in no bucket and in no checkpoint."""
     trained = {param.name for bucket in artifact.buckets for param in bucket.params}
     return tuple(info.name for info in artifact.params if info.name not in trained)
 
@@ -142,7 +139,7 @@ def owned_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) 
 
 
 def wanted_pieces(artifact: Artifact, plan: Plan, rank: int, state_tensors: int) -> tuple[Piece, ...]:
-    """Return what `rank` reads: every box that it owns or holds."""
+    """Return what `rank` reads: every box of which it has a replica."""
     return tuple(_of_boxes(artifact, plan, [rank in box.replica_ranks for box in plan.boxes], state_tensors))
 
 
@@ -172,8 +169,7 @@ def _of_buffer(buffer: BucketBuffer, box: BoxId) -> Piece:
 
 
 def rectangles(shape: tuple[int, ...], span: Span) -> Iterator[Span]:
-    """Elements of a tensor in row-major order as few runs, each of which is a rectangle of it: whole rows, and what is
-    left of the first and the last one, cut alike."""
+    """Split row-major elements into few rectangles: whole rows, and parts of the first and last row, split likewise."""
     row = math.prod(shape[1:])
     if len(shape) < 2 or not row:
         yield span
@@ -191,14 +187,14 @@ def rectangles(shape: tuple[int, ...], span: Span) -> Iterator[Span]:
 
 
 def _within(shape: tuple[int, ...], span: Span) -> Iterator[Span]:
-    """The rectangles of a part of one row."""
+    """Yield the rectangles of a part of one row."""
     start = span.lo // math.prod(shape[1:]) * math.prod(shape[1:])
     for part in rectangles(shape[1:], Span(span.lo - start, span.hi - start)):
         yield Span(part.lo + start, part.hi + start)
 
 
 def _rectangle(shape: tuple[int, ...], span: Span) -> tuple[tuple[int, int], ...]:
-    """(first index, how many) in every dimension of elements that are a rectangle."""
+    """(first index, size) in every dimension of a rectangle."""
     found, lo, numel = [], span.lo, len(span)
     for dimension, size in enumerate(shape):
         row = math.prod(shape[dimension + 1 :])

@@ -1,4 +1,4 @@
-"""`checkpoint.json`: what a checkpoint is of, and the digests by which a damaged one is noticed.
+"""`checkpoint.json`: the contents of a checkpoint, and the digests that reveal damage.
 
     manifest = read_manifest(path)            # refuses another format, an edited manifest
     check_files(path, manifest)               # refuses truncated, edited, missing files
@@ -31,25 +31,25 @@ from elaswave_fx.files import file_digest
 
 FORMAT = 2
 _FLAT = 1
-"""The format before: all tensors have a single dimension there, and are named as logical ones are."""
+"""The previous format: all tensors have one dimension and logical names."""
 
 _OF_SAMPLES = ("data", "tokenizer", "seq_len", "eval.fraction", "eval.every", "eval.split", "eval.data")
-"""Keys that decide which samples train."""
+"""Keys that determine the training samples."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a run would put into its checkpoints, and by what a checkpoint is compared with it.
+    """The contents of a run's checkpoints, and the data that a checkpoint is compared with on resume.
 
     Args:
         program: the key of the compiled program, for the reader.
         tensors: name -> (shape, dtype) of every logical tensor.
-        frozen: parameters that training leaves alone -> SHA-256 of their bytes.
-        samples: how many samples training draws from.
-        data_digest: of some of them, spread evenly.
-        fingerprint: what else decides the bits of a step, as `Device.fingerprint` says.
+        frozen: parameters that training does not change -> SHA-256 of their bytes.
+        samples: number of samples that training draws from.
+        data_digest: digest of a subset of the samples, evenly spread.
+        fingerprint: what else determines the bits of a step, see `Device.fingerprint`.
         state_dict: key of the model's own state dict -> logical tensor.
-        unchanged: (shape, dtype) of what training leaves alone of these.
+        unchanged: (shape, dtype) of its tensors that training does not change.
     """
 
     program: str
@@ -62,13 +62,12 @@ class Contents:
     unchanged: Mapping[str, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
 
     def key_paths(self) -> dict[str, tuple[KeyPath, ...]]:
-        """Where a checkpoint has every tensor."""
         return key_paths((*self.tensors, *self.unchanged), self.state_dict)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The whole of `checkpoint.json`. `step`: steps that were done; the data goes on at position step x global_batch.
+    """The whole of `checkpoint.json`. `step`: completed steps; the data resumes at position step x global_batch.
 
     `files`: name -> (bytes, SHA-256) of every other file of the checkpoint.
     """
@@ -82,12 +81,11 @@ class Manifest:
 
     @property
     def is_flat(self) -> bool:
-        """Whether all its tensors have a single dimension."""
         return self.format == _FLAT
 
 
 def plain_config(config: Config) -> dict[str, Any]:
-    """The configuration as JSON gives it back."""
+    """The configuration after a round trip through JSON."""
     return json.loads(json.dumps(config.as_dict(), default=str))
 
 
@@ -103,8 +101,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a complete checkpoint. Raises DamagedCheckpoint if it is not as it was written, ConfigError for
-    another format."""
+    """Read the manifest. Raises DamagedCheckpoint if it was changed, ConfigError for another format."""
     try:
         body = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         claimed = body.pop("digest")
@@ -124,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Every file is there with the same bytes. Raises DamagedCheckpoint naming the first that is not."""
+    """Check that every file has its original bytes. Raises DamagedCheckpoint naming the first that has not."""
     for name, (size, sha) in sorted(manifest.files.items()):
         path = folder / name
         if not path.is_file():
@@ -138,7 +135,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def check_samples(manifest: Manifest, config: Config, where: Path) -> None:
-    """Refuse keys that would change which samples and random numbers the steps see, and too few steps."""
+    """Refuse keys that would change the samples or random numbers of the steps, and too few steps."""
     then = manifest.config
     for key, value, made_with, what in (
         ("seed", config.seed, then["seed"], "samples"),
@@ -157,8 +154,8 @@ def check_samples(manifest: Manifest, config: Config, where: Path) -> None:
 
 
 def check_model(manifest: Manifest, contents: Contents, config: Config, where: Path) -> None:
-    """Refuse a checkpoint of another optimizer, model or data, saying what differs; with `exact`, also one of a machine
-    that computes other bits."""
+    """Refuse a checkpoint of another optimizer, model or data, naming the difference; with `exact`, also one of a
+    machine that computes other bits."""
     other = difference(contents.fingerprint, manifest.contents.fingerprint) if config.exact else None
     if other is not None:
         raise ConfigError(f"resume={where}: exact=true cannot go on from it, its run computed other bits: {other}")
@@ -180,7 +177,7 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
 
 
 def changed_keys(manifest: Manifest, config: Config) -> tuple[str, ...]:
-    """`key=new (was old)` for what differs from the checkpoint's run and may: for the user to see."""
+    """`key=new (was old)` for permitted differences from the checkpoint's run, for the user."""
     about_training = (
         "steps", "optimizer", "schedule", "clip_norm", "precision", "parallel", "model", "passes", "exact", "policy",
         "rng", "copies.record",
@@ -227,7 +224,7 @@ def _parents(key: str) -> list[str]:
 
 
 def _value(of: Mapping[str, Any], key: str) -> object:
-    """What a key has, or the kind of a group that stands in its place."""
+    """The value of a key, or the kind of a group in its place."""
     return of.get(key, of.get(f"{key}.kind"))
 
 

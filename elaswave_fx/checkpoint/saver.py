@@ -1,14 +1,14 @@
-"""Writes checkpoints under the steps: a look between two steps, the rest in a thread.
+"""Writes checkpoints in a thread while training continues.
 
     saver = Saver(Target(folder, every=50, keep=2, manifest), shares, engine, links)
-    saver.after_step(50)   # takes hold of what this rank owns, starts writing; reports what was finished meanwhile
-    saver.finish(73)       # the last one, waited for
+    saver.after_step(50)   # takes a snapshot of this rank's boxes, starts writing, reports finished checkpoints
+    saver.finish(73)       # writes the last one and waits for it
 
-Each rank writes its own file. The first rank hears from the others by its links what they wrote, writes index and
-manifest, renames, removes old ones. What training leaves alone is in a file of its own, which it writes once and links
-to from the next checkpoint. At most one checkpoint is being written: the next one waits for it, all ranks
-together, so that no rank's step deadline runs meanwhile. One that is being written when the ranks change is given up,
-and nobody waits for a disk because of that; only the next checkpoint does.
+Each rank writes its own file and reports it over its link to the first rank. That rank writes index and manifest,
+publishes the checkpoint and removes old ones. Unchanged tensors are in a separate file, which it writes once and
+hard-links into later checkpoints. At most one checkpoint is written at a time. All ranks wait for it together before
+the next one, so that no step deadline runs meanwhile. A change of ranks abandons an unfinished checkpoint without a
+wait; only the next checkpoint waits for its threads.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from elaswave_fx.checkpoint.storage import INDEX, ShardFiles
 from elaswave_fx.errors import CheckpointError, CommError
 from elaswave_fx.files import file_digest
 
-_LOOK_S = 0.1  # how soon a rank that waits for its own disk hears that its epoch is over
-_TAG = 11 << 56  # What ranks tell the first one bears this kind of tag, apart from those of a step.
+_LOOK_S = 0.1  # how soon a rank that waits for its own disk notices that its epoch is over
+_TAG = 11 << 56  # Tags of messages to the first rank; other kinds belong to steps.
 Snapshot = Mapping[Slice, torch.Tensor]
-"""What a rank keeps, flat, as it was between two steps."""
+"""A rank's flat tensors as they were between two steps."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where checkpoints go and how often, in steps; with `every` 0 only the last one is made. `manifest` is this run's;
-    its step and files are yet to be filled in."""
+    """Folder and interval (in steps; 0: only the last one) of checkpoints; `manifest` lacks step and files."""
 
     folder: Path
     every: int
@@ -53,8 +52,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Links:
-    """This rank and the ranks of the plan; `group` holds all of them. What they tell each other belongs to `epoch`;
-    `leave_if_over` raises CommError when that is over."""
+    """This rank and the ranks of the plan; `group` contains all of them. Their messages belong to `epoch`;
+    `leave_if_over` raises CommError when it is over."""
 
     rank: int
     ranks: tuple[int, ...]
@@ -70,7 +69,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is complete. `copy_ms` held the steps up, `write_ms` did not."""
+    """A complete checkpoint. `copy_ms` delayed the steps, `write_ms` did not."""
 
     step: int
     path: Path
@@ -84,10 +83,10 @@ class Saver:
 
     Args:
         pieces: of every rank, in the order of `links.ranks`.
-        unchanged: gives what training leaves alone, by name.
+        unchanged: returns a tensor that training does not change, by name.
         report: takes the fields of a `checkpoint` event; called on the first rank.
-        saved: the step of the checkpoint that the folder holds already, which need not be written again.
-        left: threads of earlier savers that may still be writing what was given up.
+        saved: the step of the checkpoint that the folder already contains; it is not written again.
+        left: threads of earlier savers that may still write an abandoned checkpoint.
     """
 
     def __init__(
@@ -105,15 +104,14 @@ class Saver:
         self._writing: _Writing | None = None
 
     def after_step(self, done: int) -> None:
-        """Begin a checkpoint if one is due after `done` committed steps. Raises CommError when a peer was lost while
-        writing."""
+        """Begin a checkpoint if one is due after `done` steps. Raises CommError if the previous one lost a peer."""
         if self._writing is not None and not self._writing.thread.is_alive():
             self._collect()
         if self._target.every and done % self._target.every == 0:
             self._save(done)
 
     def finish(self, done: int) -> str | None:
-        """Make the last checkpoint, which is complete when this returns; or the first rank returns why it is not."""
+        """Write the last checkpoint and wait until it is complete. On failure the first rank returns the reason."""
         if done > self._saved:
             self._save(done)
         failed = self._collect() if self._writing is not None else None
@@ -125,8 +123,8 @@ class Saver:
         return failed
 
     def abandon(self) -> tuple[threading.Thread, ...]:
-        """Give up what this rank is writing, because the ranks change and another saver takes over, which is to get the
-        threads that are returned: they may write for a while, and are heard no more."""
+        """Abandon the unfinished checkpoint because the ranks change. Return the threads that may still write, for the
+        next saver; their results are ignored."""
         writing, self._writing = self._writing, None
         if writing is None:
             return self._left
@@ -145,7 +143,7 @@ class Saver:
         if self._writing is not None:
             self._collect()
         self._await_left()
-        self._links.group.barrier(DISK_S)  # The one before is written on all ranks.
+        self._links.group.barrier(DISK_S)  # The previous checkpoint is written on all ranks.
         started = time.perf_counter()
         snapshot = self._copy()
         self._saved = done
@@ -153,8 +151,8 @@ class Saver:
         self._writing = _Writing(lambda: self._write(done, snapshot, copy_ms), done)
 
     def _collect(self) -> str | None:
-        """Wait for the thread, and say what became of it. Returns why the checkpoint has failed, which costs the run
-        nothing unless it is the last."""
+        """Wait for the thread and report its result. Return why the checkpoint failed; a failure costs the run nothing
+        unless it is the last checkpoint."""
         assert self._writing is not None
         writing = self._writing
         self._await(writing.thread)
@@ -169,13 +167,13 @@ class Saver:
         return None
 
     def _await_left(self) -> None:
-        """What was given up is written, or has failed: one checkpoint at a time takes memory and disk."""
+        """Wait for abandoned checkpoints: one checkpoint at a time uses memory and disk."""
         for thread in self._left:
             self._await(thread)
         self._left = ()
 
     def _await(self, thread: threading.Thread) -> None:
-        """No rank that is needed elsewhere waits for its disk."""
+        """Wait for a thread, or raise once the epoch is over: other ranks may need this one."""
         while thread.is_alive():
             self._links.leave_if_over()
             thread.join(_LOOK_S)
@@ -194,7 +192,7 @@ class Saver:
         )
 
     def _copy(self) -> Snapshot:
-        """What this rank owns between two steps; nothing is copied, for updates leave held tensors alone."""
+        """The tensors that this rank owns. Nothing is copied: updates do not modify a referenced tensor."""
         held: dict[Slice, torch.Tensor] = {}
         for piece in self._own:
             if piece.slice not in held:
@@ -204,7 +202,7 @@ class Saver:
         return held
 
     def _write(self, done: int, snapshot: Snapshot, copy_ms: float) -> Saved | None:
-        """Write the pieces, in the thread. Returns what the first rank has completed, None on the others."""
+        """Write the pieces, in the thread. Return the complete checkpoint on the first rank, None on the others."""
         started = time.perf_counter()
         links = self._links
         partial = folders.partial_path(self._target.folder, done, links.epoch)
@@ -214,7 +212,7 @@ class Saver:
             answer = _write_own(files, partial, snapshot, links.ranks.index(links.rank))
             if links.is_first and self._pieces[-1]:
                 others = [self._unchanged.write(files, partial)]
-        except (OSError, RuntimeError) as error:  # torch turns some of the former into the latter.
+        except (OSError, RuntimeError) as error:  # torch turns some OSErrors into RuntimeErrors.
             answer = {"error": f"rank {links.rank}: {' '.join(str(_root_of(error)).split())}"}
         if not links.is_first:
             _tell(links, answer)
@@ -222,7 +220,7 @@ class Saver:
         answers = [answer, *(_hear(links, rank) for rank in links.ranks[1:]), *others]
         failed = [each["error"] for each in answers if "error" in each]
         if failed or files is None:
-            shutil.rmtree(partial, ignore_errors=True)  # Everybody has answered, so nobody writes there.
+            shutil.rmtree(partial, ignore_errors=True)  # All ranks have answered, so no rank still writes there.
             raise CheckpointError(f"checkpoint step-{done}: {failed[0]}")
         try:
             files.write_index([each["written"] for each in answers])
@@ -237,13 +235,13 @@ class Saver:
         files |= _digests(partial, [INDEX])
         write_manifest(partial, replace(self._target.manifest, step=done, files=files))
         path = folders.publish(self._target.folder, done, self._links.epoch)
-        # Until the coordinator has heard of this one, a rollback leads to the one before.
+        # A rollback uses the previous checkpoint until the coordinator knows this one.
         folders.keep_newest(self._target.folder, max(2, self._target.keep))
         return path, sum(size for size, _ in files.values())
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """The disk's error that an error of torch's was raised in the course of, if there is one."""
+    """The OSError in the chain of an error that torch raised, or else the error itself."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__
@@ -251,7 +249,7 @@ def _root_of(error: BaseException) -> BaseException:
 
 
 class _Writing:
-    """A thread and what came of it."""
+    """A thread and its result."""
 
     def __init__(self, work: Callable[[], Saved | None], step: int) -> None:
         self.step = step
@@ -269,10 +267,10 @@ class _Writing:
 
 
 class _Unchanged:
-    """The part of checkpoints that training leaves alone: written once, a link from then on. Raises OSError.
+    """The part of checkpoints that training does not change: written once, then hard-linked. Raises OSError.
 
-    `published`: the newest checkpoint of this saver. Those of others have another number of ranks, and in the file of
-    this name what a rank owned.
+    `published`: the newest checkpoint of this saver. In those of other savers, with another number of ranks, the file
+    of this name contains a rank's boxes.
     """
 
     def __init__(self, place: int, tensor_of: Callable[[str], torch.Tensor]) -> None:
@@ -281,7 +279,7 @@ class _Unchanged:
         self.published: Path | None = None
 
     def write(self, files: ShardFiles, partial: Path) -> dict[str, Any]:
-        """Into a checkpoint that is growing; what is written is told as by `_write_own`."""
+        """Write or link the file into an unfinished checkpoint; return the same fields as `_write_own`."""
         if self._answer is None or not self._linked(self._answer["files"], partial):
             written = files.write(self._place, lambda piece: self._tensor_of(piece.tensor.removeprefix(UNCHANGED)))
             self._answer = {"written": written, "files": _digests(partial, _names(partial, self._place))}
@@ -294,7 +292,7 @@ class _Unchanged:
             for name in names:
                 os.link(self.published / name, partial / name)
             return True
-        except OSError:  # A file system without links, or a checkpoint that was removed meanwhile.
+        except OSError:  # The file system has no links, or the checkpoint was removed.
             for name in names:
                 (partial / name).unlink(missing_ok=True)
             return False

@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0, or after the steps of a checkpoint. Decided by the launcher, before anything is built.
+"""The first step of a run: 0, or that after a checkpoint. The launcher determines it before anything is built.
 
 find_start(config, run_dir)   ->  Start(step=50, path=RUN/checkpoints/step-50, same_run=True, …)
 """
@@ -19,8 +19,8 @@ from elaswave_fx.errors import ConfigError, DamagedCheckpoint
 
 @dataclass(frozen=True)
 class Start:
-    """`step` steps are done already, in the checkpoint at `path`; `same_run`: by the run of this run directory, whose
-    lines are therefore kept. `lines` are for the user. `damaged`: newer checkpoints that were passed over."""
+    """`step` steps are completed in the checkpoint at `path`; `same_run`: this run directory made it, so its lines are
+    kept. `lines` are for the user. `damaged`: newer checkpoints that were skipped."""
 
     step: int = 0
     path: Path | None = None
@@ -33,14 +33,14 @@ ANEW = Start()
 
 
 def checkpoint_folder(config: Config, run_dir: Path) -> Path | None:
-    """Return the folder of this run's checkpoints; None if it makes none."""
+    """Return the folder of this run's checkpoints, None if it makes none."""
     if config.checkpoint.dir is not None:
         return _resolved("checkpoint.dir", config.checkpoint.dir)
     return run_dir / "checkpoints" if config.checkpoint.every else None
 
 
 def find_start(config: Config, run_dir: Path) -> Start:
-    """The start that `resume` asks for. Raises ConfigError for a checkpoint that is not there or does not fit."""
+    """The start that `resume` requests. Raises ConfigError if the checkpoint is missing or does not fit."""
     folder = checkpoint_folder(config, run_dir)
     if config.checkpoint.dir is not None and folder is not None:
         _try(folder)
@@ -63,7 +63,7 @@ def find_start(config: Config, run_dir: Path) -> Start:
 
 
 def _newest_whole(config: Config, found: Mapping[int, Path], run_dir: Path) -> Start:
-    """The newest checkpoint that is as it was written. Raises ConfigError if none is, or if it does not fit."""
+    """The start at the newest undamaged checkpoint. Raises ConfigError if all are damaged, or if it does not fit."""
     damaged: dict[Path, DamagedCheckpoint] = {}
     for step in sorted(found, reverse=True):
         try:
@@ -95,7 +95,7 @@ def _resolved(key: str, words: str) -> Path:
 
 
 def _try(folder: Path) -> None:
-    """Refuse a folder for checkpoints that cannot be written, while nothing has been computed yet."""
+    """Refuse an unwritable checkpoint folder before anything is computed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -105,7 +105,7 @@ def _try(folder: Path) -> None:
 
 
 def _named(words: str) -> Path:
-    """A checkpoint, a folder of checkpoints, or a run directory with such a folder in it."""
+    """The checkpoint that `words` names: itself, or the newest one in a folder of checkpoints or in a run directory."""
     path = _resolved("resume", words)
     if (path / MANIFEST).is_file():
         return path

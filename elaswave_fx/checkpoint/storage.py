@@ -1,13 +1,13 @@
-"""Pieces to files and back, by `torch.distributed.checkpoint` without a process group.
+"""Write pieces to files and read them, by `torch.distributed.checkpoint` without a process group.
 
     files = ShardFiles(folder, all_pieces, paths)
-    written = files.write(rank, tensor_of)         # each rank, its own pieces; plain data comes out
-    files.write_index(everybody's written)         # one rank, last: DCP's .metadata
-    read_pieces(folder, manifest, pieces, target)  # each rank, whatever it wants, however it was cut when written
+    written = files.write(rank, tensor_of)         # each rank, its own pieces; returns plain data
+    files.write_index(all ranks' written)          # one rank, last: DCP's .metadata
+    read_pieces(folder, manifest, pieces, target)  # each rank, any pieces, however they were cut
 
-DCP asks a coordinator to make one plan of everybody's and to hand it out. Here each rank makes the same plan of all
-ranks' pieces by itself, and only what was written where has to travel. The index says where each tensor is in a nested
-state dict, as DCP's own does: a tensor with two names is written once and named twice.
+In DCP a coordinator merges the plans of all ranks and distributes the result. Here each rank computes the same global
+plan, and only the places of written pieces are sent. As in DCP, the index maps each tensor to its path in a nested
+state dict: a tensor with two names is written once and listed twice.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from elaswave_fx.checkpoint.manifest import Manifest
 from elaswave_fx.errors import ConfigError
 
 Paths = Mapping[str, Sequence[KeyPath]]
-"""Where the nested state dict has a logical tensor, by all of its names."""
+"""Logical tensor -> its paths in the nested state dict, one for each of its names."""
 
 Row = tuple[str, Sequence[int], int, str, int, int]
-"""(key, offsets, bytes, file, offset in it, length in it) of a piece that was written."""
+"""(key, offsets, bytes, file, offset in it, length in it) of a written piece."""
 
 Written = Sequence[Row]
 
@@ -64,21 +64,18 @@ _IN_AN_INDEX = {
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
     "pathlib": {"Path", "PosixPath"},
-    "pathlib._local": {"Path", "PosixPath"},  # Python 3.13 and later demand it.
+    "pathlib._local": {"Path", "PosixPath"},  # needed by Python 3.13 and later
 }  # fmt: skip
 
 
 class ShardFiles:
-    """Of one checkpoint in `folder`, each file for itself: `all_pieces` are those of every rank, in rank order.
-
-    Raises OSError.
-    """
+    """The files of a checkpoint in `folder`; `all_pieces`: those of every rank, in rank order. Raises OSError."""
 
     def __init__(self, folder: Path, all_pieces: Sequence[Sequence[Piece]], paths: Paths) -> None:
         self._writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, overwrite=False)
         self._planner, self._paths = _SavePlanner(), paths
         self._writer.set_up_storage_writer(is_coordinator=True)
-        self._writer.prepare_local_plan(SavePlan([]))  # This makes the folder.
+        self._writer.prepare_local_plan(SavePlan([]))  # This creates the folder.
         self._pieces = [{self._index(piece): piece for piece in pieces} for pieces in all_pieces]
         plans, self._metadata = self._planner.create_global_plan(
             [SavePlan([_write_item(index, piece) for index, piece in own.items()]) for own in self._pieces]
@@ -86,14 +83,14 @@ class ShardFiles:
         self._plans = self._writer.prepare_global_plan(plans)
 
     def write(self, place: int, tensor_of: Callable[[Piece], torch.Tensor]) -> Written:
-        """Write and sync the pieces of one rank; `tensor_of` gives each."""
+        """Write and sync the pieces of one rank; `tensor_of` returns each."""
         own = self._pieces[place]
         self._planner.tensor_of = lambda index: tensor_of(own[index])
         results = self._writer.write_data(self._plans[place], self._planner).wait()
         return [_as_row(result) for result in results]
 
     def write_index(self, written: Sequence[Written]) -> None:
-        """Write and sync the index over what all ranks wrote."""
+        """Write and sync the index of all written pieces."""
         names = {_key(first): [_key(path) for path in (first, *others)] for first, *others in self._paths.values()}
         stored = self._metadata.state_dict_metadata
         index = dataclasses.replace(
@@ -112,7 +109,7 @@ class ShardFiles:
 def read_pieces(
     folder: Path, manifest: Manifest, pieces: Sequence[Piece], target_of: Callable[[Piece], torch.Tensor]
 ) -> None:
-    """Fill `target_of(piece)`, tensors of the sizes of the pieces, from the checkpoint with this manifest."""
+    """Fill `target_of(piece)`, tensors of the sizes of the pieces, from the checkpoint of this manifest."""
     reader = _Reader(folder)
     index = reader.read_metadata()
     reader.set_up_storage_reader(index, is_coordinator=False)
@@ -138,7 +135,7 @@ def _stored(index: Metadata, key: str, piece: Piece, folder: Path) -> TensorStor
 
 
 def _key(path: KeyPath) -> str:
-    """As DCP names what is nested."""
+    """The name of a nested entry in DCP."""
     return ".".join(map(str, path))
 
 
@@ -159,7 +156,7 @@ def _as_row(result: WriteResult) -> Row:
 
 
 def _named(rows: Written, names: Mapping[str, Sequence[str]]) -> Iterator[WriteResult]:
-    """What was written, under each name of its tensor."""
+    """Yield the written pieces under each name of their tensors."""
     for key, offsets, size, file, offset, length in rows:
         for name in names[key]:
             yield WriteResult(MetadataIndex(name, torch.Size(offsets)), size, _StorageInfo(file, offset, length))
@@ -177,13 +174,13 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 class _LoadPlanner(LoadPlanner):
-    """Puts what was read where it is wanted."""
+    """Copies what was read into the target tensors."""
 
     def __init__(self, targets: dict[MetadataIndex, torch.Tensor]) -> None:
         self._targets = targets
 
     def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """Nothing is left to do: the constructor was told everything."""
+        """No-op: the constructor has all arguments."""
 
     def create_local_plan(self) -> LoadPlan:
         return LoadPlan([])
@@ -204,11 +201,11 @@ class _LoadPlanner(LoadPlanner):
         return target
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing is left to do: the tensor was read into its place."""
+        """No-op: the tensor was read into its place."""
 
 
 class _Reader(FileSystemReader):
-    """DCP's index is a pickle: only its own classes are made from it, whatever the file says."""
+    """Reads DCP's index, a pickle, and creates only DCP's own classes from it."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with (Path(self.path) / INDEX).open("rb") as file:
@@ -226,7 +223,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def _member(kind: object, name: object) -> enum.Enum:
-    """A member of an enumeration, which Python 3.11.0 to 3.11.3 write as an attribute; nothing else is got so."""
+    """Return a member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as an attribute; refuse anything else."""
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__:
         return kind[str(name)]
     raise pickle.UnpicklingError(f"{INDEX} names {name} of {kind!r}, which is no part of an index")

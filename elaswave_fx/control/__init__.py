@@ -1,1 +1,1 @@
-"""Who is alive, and which steps are committed: pure state machines `(state, event, now) -> (state, actions)`."""
+"""Membership and commits: pure machines `(state, event, now) -> (state, actions)`, their processes and their store."""

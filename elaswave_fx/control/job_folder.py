@@ -1,7 +1,7 @@
-"""The files of a job on the machine of its store, which its launcher and its coordinators use.
+"""The files of a job on the machine of its store, for its launcher and its coordinators.
 
-A rank on another machine has no `JobFolder`. One that was started on this machine has it for one purpose: to start a
-coordinator when launcher and coordinator have died.
+A rank on another machine has no `JobFolder`. A rank on this machine uses it only to start a coordinator when launcher
+and coordinator have died.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class JobFolder:
 
     @property
     def job_file(self) -> Path:
-        """Where the `JobFile` lies while the job runs; it holds the token, and goes when the job is over."""
+        """Path of the `JobFile`, which has the token; removed at the end of the job."""
         return self.path / "job.json"
 
     @property
     def leader_lock(self) -> Path:
-        """Locked by the process that is the job's coordinator."""
+        """Path of the file that the job's coordinator locks."""
         return self.path / "coordinator.lock"

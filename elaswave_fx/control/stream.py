@@ -1,13 +1,12 @@
-"""A stream between a rank and the coordinator: frames on a TCP connection, between two ends that prove the job's token.
+"""A stream between a rank and the coordinator: frames on a TCP connection whose ends prove the job's token.
 
     rank -> coordinator   HELLO      the rank, a nonce
     coordinator -> rank   CHALLENGE  a nonce, HMAC(token, "coordinator" HELLO nonce)
     rank -> coordinator   PROOF      HMAC(token, "rank" HELLO CHALLENGE)
 
-then messages, both ways. A frame is its length in four bytes, and its bytes. The token never travels, and nothing
-longer than a HELLO is taken from an end that has not proved it. Messages are neither encrypted nor signed: the network
-is trusted not to forge packets, as it is for links between ranks. Nothing here waits: what cannot be sent yet is kept,
-bounded, and what has not arrived is asked for again.
+then messages, both ways. A frame is its length in four bytes, and its bytes. The token is never sent, and an end that
+has not proved it may send nothing longer than a HELLO. Messages are neither encrypted nor signed: the network is
+trusted not to forge packets, as for links between ranks. No call blocks: unsent bytes are kept, with a bound.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from elaswave_fx.errors import CommError
 from elaswave_fx.plan.work.topology import Rank
 
 MESSAGE_BYTES_MAX = 64 << 20
-"""An epoch's plan is the longest one; a longer frame ends the stream."""
+"""Maximum length of a frame (an epoch's plan is the longest); a longer one ends the stream."""
 
 WAITING_BYTES_MAX = 4 << 20
-"""When so much waits for an end that does not read, further messages are dropped."""
+"""Unsent bytes beyond which further messages are dropped."""
 
 _GREETING = b"elaswave"
 _HELLO = struct.Struct(f"<{len(_GREETING)}si32s")
 _NONCE_BYTES = _DIGEST_BYTES = 32
 _CHALLENGE_BYTES = _NONCE_BYTES + _DIGEST_BYTES
 GREETING_BYTES_MAX = max(_HELLO.size, _CHALLENGE_BYTES)
-"""Of a frame, before the other end has proved the token."""
+"""Maximum length of a frame before the other end has proved the token."""
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18
 
 
 class Stream:
-    """Frames on a connected socket that does not block."""
+    """Frames on a connected non-blocking socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -49,22 +48,21 @@ class Stream:
         self.ended = False
 
     def fileno(self) -> int:
-        """For pollers."""
         return self._socket.fileno()
 
     @property
     def waits(self) -> bool:
-        """Whether something waits for the other end to read."""
+        """Whether bytes wait for the other end to read."""
         return bool(self._out) and not self.ended
 
     def send(self, frame: bytes) -> None:
-        """As much of it as can leave leaves now, the rest with `flush`; none if too much waits already."""
+        """Send a frame as far as possible, the rest with `flush`; drop it if too much waits already."""
         if len(self._out) <= WAITING_BYTES_MAX:
             self._out += _LENGTH.pack(len(frame)) + frame
             self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the other end reads."""
+        """Send waiting bytes as far as the other end reads."""
         try:
             while self._out and not self.ended:
                 del self._out[: self._socket.send(self._out)]
@@ -74,8 +72,7 @@ class Stream:
             self.ended = True
 
     def receive(self) -> Iterator[bytes]:
-        """The frames that have arrived, each as long as `most` allows when it is asked for; sets `ended` at the end of
-        the stream."""
+        """Yield the frames that have arrived, each of at most `most` bytes; sets `ended` at the end of the stream."""
         try:
             data = self._socket.recv(min(_READ_BYTES, 4 * self.most))
         except BlockingIOError:
@@ -88,8 +85,8 @@ class Stream:
             yield frame
 
     def finish(self) -> None:
-        """Send what waits, as far as the other end reads, and tell it that nothing follows. What it still says is
-        dropped: a connection that is closed with something unread is torn, and takes what was sent last with it."""
+        """Send waiting bytes as far as the other end reads, then end the stream. Further input is dropped: closing a
+        connection with unread input resets it, which loses the last output."""
         self.flush()
         if self.ended:
             return
@@ -105,7 +102,7 @@ class Stream:
             self.ended = True
 
     def close(self) -> None:
-        """Called again, it does nothing."""
+        """Close the socket; idempotent."""
         self._socket.close()
 
     def _split(self) -> bytes | None:
@@ -125,32 +122,31 @@ class Stream:
 
 
 class Hello(NamedTuple):
-    """The rank's first frame, and who it says to be."""
+    """The rank's first frame, and its claimed rank."""
 
     frame: bytes
     rank: Rank
 
     @staticmethod
     def of(rank: Rank) -> Hello:
-        """A new one."""
         return Hello(_HELLO.pack(_GREETING, rank, os.urandom(_NONCE_BYTES)), rank)
 
     @staticmethod
     def read(frame: bytes) -> Hello:
-        """Raises `CommError` for what is none."""
+        """Parse a frame. Raises `CommError` if it is no HELLO."""
         if len(frame) != _HELLO.size or not frame.startswith(_GREETING):
             raise CommError("control: somebody came who is no rank")
         return Hello(frame, Rank(_HELLO.unpack(frame)[1]))
 
 
 def challenge(token: bytes, hello: Hello) -> bytes:
-    """The coordinator's answer, which proves the token."""
+    """Return the coordinator's answer, which proves the token."""
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + _digest(token, b"coordinator", hello.frame, nonce)
 
 
 def answer(token: bytes, hello: Hello, challenge: bytes) -> bytes:
-    """The rank's proof. Raises `CommError` if the challenge comes from somebody who does not hold the token."""
+    """Return the rank's proof. Raises `CommError` if the challenger does not hold the token."""
     nonce, claimed = challenge[:_NONCE_BYTES], challenge[_NONCE_BYTES:]
     if not hmac.compare_digest(claimed, _digest(token, b"coordinator", hello.frame, nonce)):
         raise CommError("control: whoever has the coordinator's place does not hold the job's token")
@@ -158,7 +154,7 @@ def answer(token: bytes, hello: Hello, challenge: bytes) -> bytes:
 
 
 def is_proof(token: bytes, hello: Hello, challenge: bytes, proof: bytes) -> bool:
-    """Whether the rank that said `hello` holds the token."""
+    """Whether the rank that sent `hello` holds the token."""
     return hmac.compare_digest(proof, _digest(token, b"rank", hello.frame, challenge))
 
 

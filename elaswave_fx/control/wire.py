@@ -1,10 +1,9 @@
-"""Messages of the control plane: ranks call the coordinator over TCP, which answers on the same streams.
+"""Messages of the control plane: ranks connect to the coordinator over TCP, and it answers on the same streams.
 
 In: the values of `messages.py`. Out: the same values at the other end, and at the coordinator's `Connected` and
-`Disconnected`, which say whether a rank's process is there: the kernel closes its stream with it, or the way to it is
-broken; which of the two, a stream cannot say. A message is MessagePack, `[kind, fields]`, decoded by the table below;
-nothing else is ever built from what arrives. A message to somebody who is not there is lost, as the protocol expects.
-A job has one address for as long as it lives, whichever process is its coordinator.
+`Disconnected`. A stream that closes means that the process ended or that the network broke; it does not tell which. A
+message is MessagePack, `[kind, fields]`, decoded by the table below; nothing else is ever built from input. Messages to
+an absent peer are lost, as the protocol expects. A job keeps one address, whichever process is its coordinator.
 
     ["Ack", {"term": 1, "epoch": 4, "member": true, "ledgered": 120}]
 """
@@ -56,34 +55,34 @@ from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.work.topology import Rank
 
 OfRank = Heartbeat | Prepared | Ended | Gone | ProbeStore | RankReport
-"""What ranks send, and the coordinator takes."""
+"""Messages from ranks to the coordinator."""
 
 Question = JoinRequest | Fetch | Reshape
-"""What somebody without a number asks."""
+"""Requests of a process without a number."""
 
 Answer = Welcome | FilePart | Granted | Refused
-"""What comes of it."""
+"""Answers to these requests."""
 
 Message = OfRank | MemberInfo | Question | Answer | Ack | Prepare | Activate | MustStay | Over | StoreSeen
-"""All that travels between a rank, or who wants to be one, and the coordinator."""
+"""All messages between a rank or a joiner and the coordinator."""
 
 Wanted = NumberWanted | PartWanted | ReshapeWanted
-"""A question, as the coordinator hears it."""
+"""A request as an event of the coordinator."""
 
 Heard = OfRank | Connected | Disconnected | Wanted
-"""What the coordinator hears."""
+"""All events of the coordinator's socket."""
 
 RECONNECT_S, RECONNECT_S_MAX = 0.02, 0.5
-"""The first and the longest wait between attempts to reach a coordinator that is away."""
+"""First and longest pause between attempts to reach an absent coordinator."""
 
 UNSENT_MAX = 100
-"""Messages kept while a coordinator has not answered yet; older ones are dropped."""
+"""Messages kept until a coordinator has proved the token; older ones are dropped."""
 
 STRANGERS_MAX = 1024
-"""Connections that have not proved yet who they are; the oldest is closed for a newer one."""
+"""Maximum number of unauthenticated connections; a newer one closes the oldest."""
 
 DIAL_S = 1.0
-"""A connection that is under way for so long is given up for another one: SYNs that were lost are sent again late."""
+"""Timeout of a connection attempt: lost SYNs are resent only late."""
 
 _KINDS = (
     MemberInfo, JoinRequest, Fetch, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, RankReport, Ack, Prepare,
@@ -96,8 +95,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
-    """Where a job's coordinator listens: `host` is an address or a name, as ranks reach it. `token`: what both ends
-    have to prove that they hold."""
+    """Address of a job's coordinator: `host` is an address or a name, for ranks. `token`: both ends must prove it."""
 
     host: str
     port: int
@@ -105,12 +103,11 @@ class ControlAddress:
 
 
 def encode(message: Message) -> bytes:
-    """The body of a message."""
     return _ENCODER.encode([type(message).__name__, message])
 
 
 def decode(body: bytes) -> Message:
-    """The message of a body. Raises `CommError` for anything that is none."""
+    """Decode a message. Raises `CommError` if the body is none."""
     try:
         kind, fields = _ENVELOPE.decode(body)
         return _DECODERS[kind].decode(fields)
@@ -119,35 +116,34 @@ def decode(body: bytes) -> Message:
 
 
 class RankSocket:
-    """A rank's end. One thread uses it."""
+    """A rank's socket. One thread uses it."""
 
     def __init__(self, address: ControlAddress, info: MemberInfo) -> None:
-        """`info`: what it shows whenever it has opened the stream. Raises `CommError` for a host that cannot be
-        resolved."""
+        """`info`: sent whenever the stream opens. Raises `CommError` if the host cannot be resolved."""
         self._places = itertools.cycle(tcp.resolve(address.host, address.port))
         self._token, self._rank, self._info = address.token.encode(), info.number, encode(info)
         self._refused = False  # for good
-        self._dialed: socket.socket | None = None  # a connection that is under way
+        self._dialed: socket.socket | None = None  # a connection in progress
         self._stream: Stream | None = None
-        self._hello: Hello | None = None  # said, and not answered yet
-        self._unsent: deque[bytes] = deque(maxlen=UNSENT_MAX)  # until then
+        self._hello: Hello | None = None  # sent and not answered yet
+        self._unsent: deque[bytes] = deque(maxlen=UNSENT_MAX)  # messages until the handshake ends
         self._again_s = 0.0
         self._pause_s = RECONNECT_S
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a stream to a coordinator, as far as is known."""
+        """Whether there is a stream to a coordinator, as far as known."""
         return self._stream is not None
 
     def watch(self, poll: select.poll) -> None:
-        """Let `poll` wake up when there is something to receive, or to send. To be called before every poll."""
+        """Let `poll` wake up for input or possible output. To be called before every poll."""
         if self._stream is not None:
             poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._stream.waits else 0))
         elif self._dialed is not None:
             poll.register(self._dialed, select.POLLOUT)
 
     def connect(self, now_s: float) -> float | None:
-        """Open the stream if it is not; returns when to try again, None while it is open."""
+        """Open the stream if needed; return when to try again, None while it is open."""
         if self._dialed is not None:
             self._greet(self._dialed, now_s)
         if self._stream is None and self._dialed is None and now_s >= self._again_s and not self._refused:
@@ -155,7 +151,7 @@ class RankSocket:
         return self._again_s if self._stream is None else None
 
     def send(self, message: Message) -> None:
-        """Never blocks; lost if no coordinator is there."""
+        """Send without blocking; the message is lost if there is no coordinator."""
         if self._stream is None:
             return
         if self._hello is not None:
@@ -164,18 +160,17 @@ class RankSocket:
             self._stream.send(encode(message))
 
     def receive(self) -> list[Message]:
-        """What has arrived."""
         if self._stream is None:
             return []
         self._stream.flush()
         try:
             return self._messages(self._stream)
         except CommError:
-            self._drop()  # the other end is none of the job's, or has lost its mind
+            self._drop()  # the other end is not the job's, or sent garbage
             return []
 
     def close(self, linger_s: float = 0.0) -> None:
-        """`linger_s`: how long what was sent last may take to leave. Called again, it does nothing."""
+        """Close; `linger_s`: time for the last messages to leave. Idempotent."""
         if self._dialed is not None:
             self._dialed.close()
             self._dialed = None
@@ -194,7 +189,7 @@ class RankSocket:
         self._greet(self._dialed, now_s)
 
     def _greet(self, dialed: socket.socket, now_s: float) -> None:
-        """Say hello on a connection if it is open by now; give it up if it cannot be, or takes too long."""
+        """Send HELLO if the connection is open; close it if it failed or took too long."""
         try:
             if not tcp.is_dialed(dialed):
                 if now_s < self._again_s:
@@ -209,7 +204,7 @@ class RankSocket:
         self._wait(now_s)
 
     def _wait(self, now_s: float) -> None:
-        """Before the next attempt, the longer the more of them have led to nobody."""
+        """Schedule the next attempt, later for every failed one."""
         self._again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, RECONNECT_S_MAX)
 
@@ -226,8 +221,7 @@ class RankSocket:
         return messages
 
     def _answer(self, stream_: Stream, proof: bytes) -> None:
-        """The coordinator has proved the token, so does the rank; then it shows its info, and may say what it has
-        kept."""
+        """Prove the token after the coordinator has; then send the info and the kept messages."""
         stream_.send(proof)
         stream_.send(self._info)
         stream_.most = stream.MESSAGE_BYTES_MAX
@@ -243,30 +237,30 @@ class RankSocket:
 
 
 class _Connection:
-    """A stream at the coordinator; `rank` once it has proved that it holds the token, and its info was taken."""
+    """A stream at the coordinator; `rank` is set once it has proved the token and its info was accepted."""
 
     def __init__(self, stream_: Stream, host: str, port: int) -> None:
-        """`host`, `port`: of the other end."""
+        """`host`, `port`: address of the other end."""
         self.stream, self.host, self.place = stream_, host, tcp.shown(host, port)
         self.rank: Rank | None = None
-        self.asked: tuple[Hello, bytes] | None = None  # what it said, and what it is to answer
+        self.asked: tuple[Hello, bytes] | None = None  # its hello, and our challenge
         self.proved = False
-        self.name: int | None = None  # of a joiner's, once it has asked something
-        self.asks = False  # it waits for an answer
-        self.refused = False  # it has been told why, and is not heard any more
+        self.name: int | None = None  # of a joiner, after its first request
+        self.asks = False  # a request is unanswered
+        self.refused = False  # the reason was sent; further input is ignored
 
 
 class CoordinatorSocket:
-    """The coordinator's end, of which a job has one at a time. One thread uses it; `fileno` is for pollers."""
+    """The coordinator's socket, of which a job has one at a time. One thread uses it; `fileno` is for pollers."""
 
     def __init__(self, address: ControlAddress, listener: socket.socket | None = None) -> None:
-        """`listener`: at the job's address, to be closed with this; None: it is opened here. Raises `CommError` when
-        the address cannot be taken, as while another process has it.
+        """`listener`: at the job's address, closed with this; None: opened here. Raises `CommError` if the address is
+        in use, as by another process.
 
-        `admit(info)` says why a rank that shows it is refused, or None; until it is set, nobody is. `doubt(message)`
-        says what is wrong with what a rank has said, or None; the rank loses its connection then. `on_stranger(why)`
-        hears of connections that end before they have proved the token, though they had begun to speak, `on_fault(why)`
-        of those that end for what was said after that."""
+        `admit(info)` returns why a rank is refused, or None; by default none is. `doubt(message)` returns the fault in
+        a rank's message, or None; the rank then loses its connection. `on_stranger(why)` is called for connections that
+        sent something but ended without proving the token; `on_fault(why)` for those that end for a later message.
+        """
         self.admit: Callable[[MemberInfo], str | None] = lambda info: None
         self.doubt: Callable[[OfRank], str | None] = lambda message: None
         self.on_fault: Callable[[str], None] = lambda why: None
@@ -276,18 +270,18 @@ class CoordinatorSocket:
         self._poll = select.epoll()
         self._poll.register(self._listener, select.EPOLLIN)
         self._connections: dict[int, _Connection] = {}  # by file descriptor, oldest first
-        self._of_rank: dict[int, _Connection] = {}  # the newest of each
+        self._of_rank: dict[int, _Connection] = {}  # the newest of each rank
         self._joiners: dict[int, _Connection] = {}  # by name
         self._names = itertools.count()
-        self._last: tuple[Message | None, bytes] = (None, b"")  # what goes to every rank is encoded once
+        self._last: tuple[Message | None, bytes] = (None, b"")  # a message to all ranks is encoded once
         self.refused = 0
 
     def fileno(self) -> int:
-        """Readable while `receive` has something to say."""
+        """Return a descriptor that is readable while `receive` has events."""
         return self._poll.fileno()
 
     def send(self, rank: int, message: Message) -> None:
-        """To a rank that is connected; never blocks."""
+        """Send to a connected rank; never blocks."""
         connection = self._of_rank.get(rank)
         if connection is None:
             return
@@ -297,7 +291,7 @@ class CoordinatorSocket:
         self._watch(connection)
 
     def answer(self, joiner: int, message: Answer) -> None:
-        """To the question of who has no number; nothing if it has gone. One that is refused closes its end then."""
+        """Answer a process without a number; no-op if it has disconnected. A refused one then closes its end."""
         connection = self._joiners.get(joiner)
         if connection is None or not connection.asks:
             return
@@ -309,7 +303,7 @@ class CoordinatorSocket:
         self._watch(connection)
 
     def receive(self) -> list[Heard]:
-        """What has happened since the last call, in order; all that a rank has said before its stream ended."""
+        """Return the events since the last call, in order, including all messages of a rank before its stream ended."""
         found: list[Heard] = []
         for number, _ in self._poll.poll(0):
             if number == self._listener.fileno():
@@ -319,7 +313,7 @@ class CoordinatorSocket:
         return found
 
     def close(self, linger_s: float = 0.0) -> None:
-        """`linger_s`: how long what was sent last may take to leave. Ranks notice, and look for another coordinator."""
+        """Close; `linger_s`: time for the last messages to leave. Ranks then look for another coordinator."""
         self._listener.close()
         _finish(
             [connection.stream for connection in self._connections.values() if connection.rank is not None], linger_s
@@ -338,7 +332,7 @@ class CoordinatorSocket:
             except ConnectionAbortedError:
                 continue
             if tcp.is_of_another_user(accepted):
-                accepted.close()  # unread: it could have a place that a rank needs
+                accepted.close()  # unread: it could take a rank's place
                 self.refused += 1
                 continue
             accepted.setblocking(False)
@@ -346,14 +340,14 @@ class CoordinatorSocket:
             self._connections[accepted.fileno()] = _Connection(Stream(accepted), *place[:2])
             self._poll.register(accepted, select.EPOLLIN)
             strangers = [each for each in self._connections.values() if not each.proved]
-            if len(strangers) > STRANGERS_MAX:  # The oldest goes of the address that has most.
+            if len(strangers) > STRANGERS_MAX:  # close the oldest one of the most frequent address
                 ((most, _),) = Counter(each.host for each in strangers).most_common(1)
                 self._refuse(next(each for each in strangers if each.host == most))
 
     def _hear(self, connection: _Connection) -> list[Heard]:
         connection.stream.flush()
         found: list[Heard] = []
-        # A dialer that holds another token sees it from the challenge, and goes without a word.
+        # A dialer with another token detects that from the challenge, and leaves silently.
         is_unproved = connection.asked is not None and not connection.proved
         why = "somebody came, and left without a proof of the job's token" if is_unproved else None
         try:
@@ -375,7 +369,7 @@ class CoordinatorSocket:
         return found
 
     def _greeted(self, connection: _Connection, frame: bytes) -> list[Connected | Wanted]:
-        """One step of the handshake. Raises `CommError` for a stranger."""
+        """Handle one step of the handshake. Raises `CommError` for an unauthenticated peer."""
         if connection.asked is None:
             hello = Hello.read(frame)
             connection.asked = hello, stream.challenge(self._token, hello)
@@ -393,7 +387,7 @@ class CoordinatorSocket:
         return []
 
     def _wanted(self, connection: _Connection, question: Question) -> Wanted:
-        """Who has no number asks one thing at a time. Raises `CommError` for one that does not wait for the answer."""
+        """Handle a request. Raises `CommError` if the previous one is unanswered."""
         if connection.asks:
             raise CommError("control: somebody asks again before the answer is there")
         if connection.name is None:
@@ -410,7 +404,7 @@ class CoordinatorSocket:
         return NumberWanted(connection.name, question.versions)
 
     def _show(self, connection: _Connection, rank: Rank, info: Message) -> list[Connected | Wanted]:
-        """A rank shows its info. One that is refused hears why, and closes its end."""
+        """Handle a rank's info. A refused rank receives the reason and closes its end."""
         if not isinstance(info, MemberInfo) or info.number != rank:
             raise CommError(f"control: rank {rank} has not sent its own member info")
         reason = self.admit(info)
@@ -424,7 +418,7 @@ class CoordinatorSocket:
         return [Connected(rank)]
 
     def _said(self, connection: _Connection, frame: bytes) -> list[OfRank]:
-        """A message of a rank. Raises `CommError` for what no rank says, or says for itself."""
+        """Decode a rank's message. Raises `CommError` if it is invalid, or names another rank."""
         message = decode(frame)
         if not isinstance(message, OfRank):
             raise CommError(f"control: rank {connection.rank} says {type(message).__name__}")
@@ -437,7 +431,7 @@ class CoordinatorSocket:
         return [message]
 
     def _ended(self, connection: _Connection) -> list[Disconnected]:
-        """A rank that has opened a newer stream is not told of its older one."""
+        """Drop a connection; report it unless the rank has a newer one."""
         self._drop(connection)
         rank = connection.rank
         if rank is None or self._of_rank.get(rank) is not connection:
@@ -462,7 +456,7 @@ class CoordinatorSocket:
 
 
 def _finish(streams: list[Stream], linger_s: float) -> None:
-    """Until the other ends have taken all and closed theirs, or the time is over."""
+    """Flush until the other ends have read everything and closed, or the time is over."""
     by_s = time.monotonic() + linger_s
     while (left_s := by_s - time.monotonic()) > 0:
         for each in streams:

@@ -15,7 +15,7 @@ _LATER = ("cuda", "npu")
 
 
 def make_device(name: str) -> Device:
-    """A new device of kind `name`; raises `ConfigError` for one that is unknown or not available yet."""
+    """Create the device `name`. Raises `ConfigError` if it is unknown or not available yet."""
     if name in _DEVICES:
         return _DEVICES[name]()
     if name in _LATER:

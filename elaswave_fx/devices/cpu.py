@@ -1,4 +1,4 @@
-"""The CPU as a device. Memory is that of the process, as Linux counts it; its limit is that of the control group."""
+"""The CPU as a device. Memory is the process's, as Linux counts it; its limit is the control group's."""
 
 import ctypes
 import os
@@ -23,18 +23,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
 _LIBRARIES = re.compile(r"(Intel\(R\) oneAPI Math Kernel Library Version \S+|Intel\(R\) MKL-DNN v\S+)")
-"""Those that compute, in the words of `torch.__config__.show()`."""
+"""The computing libraries, as `torch.__config__.show()` prints them."""
 
 _DENORMAL = 1e-40
 
 _AT_FIRST = 1 << 30
-"""Kept of what is freed until `keep` says what a step takes."""
+"""Freed bytes that the process keeps until `keep` gives the size of a step."""
 
 _MOST = (1 << 31) - 1
-"""`mallopt` takes no more."""
+"""The largest value that `mallopt` accepts."""
 
 _BESIDES = 64 << 20
-"""What a step takes besides its activations, and what the allocator cannot use of what it has."""
+"""Memory of a step besides its activations, and fragmentation in the allocator."""
 
 
 class CpuDevice:
@@ -49,7 +49,8 @@ class CpuDevice:
         torch.set_num_threads(threads)
         if deterministic:
             fix_branch()
-            # `torch.use_deterministic_algorithms` does the same, and imports torch's compiler: a second for every rank.
+            # `torch.use_deterministic_algorithms` does the same, but imports torch's compiler: one second for every
+            # rank.
             torch.set_deterministic_debug_mode("error")
             torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue] - nothing reads what nobody wrote
         _set_kept(self._kept)
@@ -94,14 +95,14 @@ class CpuDevice:
 
 
 def _set_kept(kept: int) -> None:
-    """The system hands memory out empty, page by page: what one step frees is left to the next. A block that was mapped
-    by itself would go back at once."""
+    """Set how much freed memory the process keeps, since the system zeroes every new page. A block with its own mapping
+    would be returned immediately."""
     _c_function("mallopt", _M_TRIM_THRESHOLD, min(kept, _MOST))
     _c_function("mallopt", _M_MMAP_THRESHOLD, _MOST)
 
 
 def _c_function(name: str, *words: int) -> None:
-    """Call a function of glibc; other C libraries do without."""
+    """Call a function of glibc; do nothing with other C libraries."""
     found = getattr(ctypes.CDLL(None), name, None)
     if found is not None:
         found(*words)

@@ -1,4 +1,4 @@
-"""What the runtime asks of a device; each kind of device is one implementation beside this file."""
+"""The interface of a device; each module beside this file implements one kind."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -9,13 +9,13 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in the configuration, `cpu` for one."""
+        """The name in the configuration, such as `cpu`."""
         ...
 
     def set_up(self, threads: int, deterministic: bool = False) -> None:
         """Make the device this process's own; `threads` is the number of threads of one operator on a CPU.
 
-        `deterministic`: operators of which torch says that they are not are errors that name them.
+        `deterministic`: operators that torch declares nondeterministic raise errors that name them.
         """
         ...
 
@@ -24,8 +24,8 @@ class Device(Protocol):
         ...
 
     def keep(self, step_bytes: int) -> None:
-        """Of what steps have freed, have so much at hand for the next ones; what is beyond goes back to the system.
-        Called between steps, when it is known what a step of this rank takes."""
+        """Keep `step_bytes` of freed memory for the next steps and return the rest to the system. Called between steps,
+        once the memory of a step is known."""
         ...
 
     def memory_total_bytes(self) -> int:
@@ -33,6 +33,5 @@ class Device(Protocol):
         ...
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return what decides the bits of a result on this device: ranks agree in exact mode only if all values are
-        equal."""
+        """Return everything that decides the bits of a result on this device; in exact mode ranks need equal values."""
         ...

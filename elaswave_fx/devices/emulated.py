@@ -1,11 +1,11 @@
-"""The emulated device: real processes and messages, kernels replaced by the durations that the plan was made with.
+"""The emulated device: real processes and messages, kernels replaced by sleeps of the plan's durations.
 
     kernels(plan, rank, 1.0)         -> {unit: (s per sample forward, backward, s per call, share)}, at its speed
-    paces(plan.topology, rank, True) -> {other rank: (latency in s, bytes per s)}, which its messages really take
+    paces(plan.topology, rank, True) -> {other rank: (latency in s, bytes per s)}, that its messages take
     scaled_costs(artifact, 2.0)      -> costs by kind of unit, of 2 ms per sample and unit on average
 
-Ranks that wait burn no processor, so many fit on few cores. Whether that is faithful is measured in every run, by how
-much the sleeps were too long, and how long steps took against what the plan predicts (`worker/predictions.py`).
+Sleeping ranks use no processor, so many fit on few cores. Every run measures its fidelity: by how much sleeps were too
+long, and measured against predicted step times (`worker/predictions.py`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ Kernels = Mapping[int, tuple[float, float, float, float]]
 
 
 class EmulatedDevice(CpuDevice):
-    """The memory and the tensors are the CPU's; see `Device`."""
+    """A device with the CPU's memory and tensors; see `Device`."""
 
     name = "emulated"
 
 
 def kernels(plan: Plan, rank: Rank, speed: float) -> Kernels:
-    """Return how long the units of a rank's tile take it, at the speed that it really has, whatever the plan takes it
-    for, and at its clock."""
+    """Return the durations of the units of a rank's tile at its clock and real `speed`, whatever the plan assumes."""
     speed /= plan.slowdown(rank)
     costs = {unit: plan.workload.units[unit] for unit in plan.tile(rank).units}
     return {
@@ -41,8 +40,8 @@ def kernels(plan: Plan, rank: Rank, speed: float) -> Kernels:
 
 
 def paces(topology: Topology, rank: Rank, between_hosts: bool) -> dict[int, tuple[float, float]]:
-    """Rank -> (latency in seconds, bytes per second) of the links that are to be emulated: those of pairs of hosts that
-    are named, and with `between_hosts` those of all other pairs."""
+    """Rank -> (latency in seconds, bytes per second) of the emulated links: pairs of hosts that are named in the
+    topology, with `between_hosts` also all other pairs."""
     host = {member.rank: member.host for member in topology.members}
     named = {frozenset(each.hosts) for each in topology.links}
     pairs = {other: frozenset((host[rank], host[other])) for other in topology.ranks if host[other] != host[rank]}
@@ -51,8 +50,8 @@ def paces(topology: Topology, rank: Rank, between_hosts: bool) -> dict[int, tupl
 
 
 def scaled_costs(artifact: Artifact, costs: Sequence[UnitCost], unit_ms: float) -> dict[str, Seconds]:
-    """Seconds per sample by kind, such that a unit takes `unit_ms` per sample on average, forward and backward
-    together, while the proportions stay as they are. `costs` are those of the artifact's units."""
+    """Seconds per sample by kind, scaled so that a unit takes `unit_ms` per sample on average, forward and backward
+    together. `costs`: of the artifact's units."""
     whole_s = math.fsum(cost.forward_s + cost.backward_s for cost in costs)
     scale = 1e-3 * unit_ms * len(costs) / whole_s
     by_kind = zip(artifact.units, costs, strict=True)

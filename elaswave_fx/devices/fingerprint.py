@@ -1,4 +1,4 @@
-"""What decides the bits of a result besides the program, and the words for two of them that differ.
+"""Everything besides the program that decides the bits of a result, and the text for a difference.
 
 difference(device.fingerprint(), of_the_checkpoint)  ->  "mkl_cbwr is AUTO, and was AVX512,STRICT there"
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """The first item that differs, in words; None if all are equal."""
+    """The first item that differs, as text; None if all are equal."""
     for item in sorted({*here, *there}):
         if here.get(item) != there.get(item):
             return f"{item} is {_shown(here.get(item))}, and was {_shown(there.get(item))} there"
@@ -19,7 +19,7 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
 
 
 def hash_of(fingerprint: Mapping[str, str], program: str) -> str:
-    """Everything that decides the bits of a run, but for its data and configuration, in 16 hex digits."""
+    """A hash of 16 hex digits over everything that decides the bits of a run, except its data and configuration."""
     return hashlib.sha256(json.dumps([dict(fingerprint), program], sort_keys=True).encode()).hexdigest()[:16]
 
 

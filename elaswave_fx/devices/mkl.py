@@ -1,7 +1,7 @@
-"""Which of MKL's code multiplies matrices, where torch computes with MKL.
+"""The choice of MKL's code branch for matrix products, if torch computes with MKL.
 
-By itself MKL takes code by how memory is aligned and by the number of its threads, and bits may depend on them. For
-exact runs one branch is fixed, strictly: that costs a tenth of the time of small products, and nothing of large ones.
+MKL selects code by memory alignment and number of threads, and bits may depend on them. Exact runs fix one branch, in
+strict mode: small products take a tenth longer, large ones do not.
 
     fix_branch(); branch()  ->  "0x1000c"     MKL_CBWR_AVX512 | MKL_CBWR_STRICT
 """
@@ -17,16 +17,15 @@ import torch
 from elaswave_fx.errors import ConfigError
 
 VARIABLE = "MKL_CBWR"
-"""MKL's own; a user who sets it has the last word."""
+"""MKL's own variable; a value that the user has set is kept."""
 
 _AUTO, _AVX512_STRICT = 2, 12 | 1 << 16
 _ALL = -1
-"""Of `mkl_cbwr_get`: the branch and whether it is strict."""
+"""Argument of `mkl_cbwr_get`: the branch and whether it is strict."""
 
 
 def fix_branch() -> None:
-    """Have this process, and those forked from it, multiply with one branch from the first product on. ConfigError if
-    there has been one already by another."""
+    """Fix the branch for this process and later forks. Raises ConfigError if a product has already used another."""
     library = _library()
     if library is None or os.environ.get(VARIABLE):
         return
@@ -39,21 +38,21 @@ def fix_branch() -> None:
 
 
 def branch() -> str:
-    """What the user has set, else what MKL has; empty without MKL."""
+    """The user's setting, else MKL's; empty without MKL."""
     library = _library()
     set_by_user = os.environ.get(VARIABLE, "")
     return set_by_user if set_by_user or library is None else f"{library.mkl_serv_cbwr_get(_ALL):#x}"
 
 
 def _library() -> ctypes.CDLL | None:
-    """The one that has MKL in it, which torch has loaded."""
+    """The library of torch that contains MKL."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     library = ctypes.CDLL(str(path)) if path.exists() else None
     return library if hasattr(library, "mkl_serv_cbwr_set") else None
 
 
 def _has_strict_branch() -> bool:
-    """MKL has it on processors of its own maker only, whatever instructions those of others know."""
+    """Whether MKL has the strict branch: on Intel processors only, whatever instructions others have."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             text = file.read(8192)

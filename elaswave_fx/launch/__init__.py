@@ -1,1 +1,1 @@
-"""How workers start, what they and the launcher say to each other, and how they end."""
+"""Start and end of workers, and their communication with the launcher."""

@@ -1,4 +1,4 @@
-"""The control channel between the launcher and one of its children: messages of JSON with a length before them.
+"""The control channel between the launcher and one of its children: length-prefixed JSON messages.
 
     launcher, child = Channel.pair()
     child.send("hello", port=4711)
@@ -31,7 +31,7 @@ _READ_BYTES = 1 << 16
 
 
 class ChannelClosed(CommError):
-    """The other end is gone."""
+    """The other end is closed."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,15 @@ class Channel:
         self._socket = end
         self._buffer = bytearray()
         self._messages: deque[Message] = deque()
-        self.closed = False  # The other end is gone; messages that came before may still be waiting.
+        self.closed = False  # The other end is closed; earlier messages may still be queued.
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
-        """Two connected ends, for a process and the child that it is about to fork."""
+        """Two connected ends, for a process and the child that it will fork."""
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return Channel(left), Channel(right)
 
     def fileno(self) -> int:
-        """Return the descriptor, for selectors."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -66,7 +65,7 @@ class Channel:
 
     @staticmethod
     def packed(kind: str, **fields: Any) -> bytes:
-        """A message as it travels. Raises `CommError` for one that is too long."""
+        """A message as bytes. Raises `CommError` if it is too long."""
         body = json.dumps([kind, fields], separators=(",", ":")).encode()
         if len(body) > MESSAGE_BYTES_MAX:
             raise CommError(f"channel: message {kind} has {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
@@ -74,15 +73,14 @@ class Channel:
 
     @staticmethod
     def unpacked(message: bytes | bytearray) -> Message:
-        """The message that `packed` made."""
         return Message(*json.loads(message[_LENGTH.size :]))
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Raises `ChannelClosed` when the other end is gone, `CommError` for a message that is too long."""
+        """Send a message. Raises `ChannelClosed` if the other end is closed, `CommError` if the message is too long."""
         self.send_packed(self.packed(kind, **fields))
 
     def send_packed(self, message: bytes) -> None:
-        """Send what `packed` gave. Raises `ChannelClosed` when the other end is gone."""
+        """Send the bytes that `packed` returned. Raises `ChannelClosed` if the other end is closed."""
         try:
             self._socket.sendall(message)
         except OSError as error:
@@ -90,7 +88,7 @@ class Channel:
             raise ChannelClosed(f"channel: {kind} was not sent, the other end is gone") from error
 
     def drain(self) -> list[Message]:
-        """Every message that has arrived, without waiting; sets `closed` at the end of the stream."""
+        """Return every message that has arrived, without waiting; sets `closed` at the end of the stream."""
         while not self.closed:
             try:
                 data = self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
@@ -106,7 +104,7 @@ class Channel:
         return messages
 
     def receive(self, timeout_s: float) -> Message | None:
-        """The next message; None when none came in time. Raises `ChannelClosed` when none can come any more."""
+        """Return the next message, None after the timeout. Raises `ChannelClosed` if none can arrive any more."""
         end = time.monotonic() + timeout_s
         while True:
             self._messages.extend(self.drain())

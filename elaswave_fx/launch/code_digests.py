@@ -1,10 +1,10 @@
-"""Digests of the code that decides what a rank computes, by which one that joins is compared with its job.
+"""Digests of the code that decides what a rank computes: a joiner's must equal the job's.
 
     own_code()                     ->  "3f0c…", of this package and its native module
     target_code(("mine.Net",))     ->  {"mine.py": "9f3a…", "helper.py": "77ab…", "numpy": "2.2.0"}
 
-The user's code is found by its import paths, and from there by what its files import, also within functions. Nothing
-is imported for that. Installed packages count by their versions; Python, torch and this package are compared anyway.
+User code is found by its import paths and then by the imports in its files, also within functions, without importing
+anything. Installed packages count by version. Python, torch and this package are compared separately.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 
 
 class _Module(NamedTuple):
-    """A module's `file`, None of a folder without one; of a package the `folders` in which its modules are."""
+    """A module's `file`, None for a folder without one; `folders`: where a package's modules are."""
 
     file: Path | None
     folders: list[Path]
 
 
 def own_code() -> str:
-    """Of all sources of this package, and of its native modules."""
+    """Digest of all sources of this package and of its native modules."""
     total = hashlib.sha256()
     top = Path(elaswave_fx.__file__).parent
     for path in sorted(top.rglob("*.py")):
         total.update(f"{path.relative_to(top)} ".encode() + path.read_bytes())
-    folders = [Path(folder) for folder in elaswave_fx.__path__]  # of an editable installation, several
+    folders = [Path(folder) for folder in elaswave_fx.__path__]  # several in an editable installation
     for name in ("_native", "_liveness"):
         found = next((found for folder in folders if (found := _inside(folder, name)) is not None), None)
         if found is not None and found.file is not None:
@@ -51,7 +51,7 @@ def own_code() -> str:
 
 
 def target_code(targets: Iterable[str]) -> dict[str, str]:
-    """By file, or installed package: its digest, or its version. A target that is not there has nothing."""
+    """File -> digest, or installed package -> version. A target that does not exist has no entry."""
     found: dict[str, str] = {}
     for target in targets:
         parts = target.split(".")
@@ -61,7 +61,7 @@ def target_code(targets: Iterable[str]) -> dict[str, str]:
 
 
 def targets_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The import paths that a configuration names, wherever they stand in it."""
+    """The import paths anywhere in a configuration."""
     return tuple(sorted(set(_targets(config))))
 
 
@@ -70,7 +70,7 @@ def _targets(node: object) -> Iterator[str]:
         for key in ("_target_", "target", *(["name"] if node.get("kind") == "target" else [])):
             if isinstance(node.get(key), str):
                 yield node[key]
-        if isinstance(node.get("pipeline"), str):  # of passes, in a text
+        if isinstance(node.get("pipeline"), str):  # a text of passes
             yield from _DOTTED.findall(node["pipeline"])
         for value in node.values():
             yield from _targets(value)
@@ -80,7 +80,7 @@ def _targets(node: object) -> Iterator[str]:
 
 
 def _add(name: str, found: dict[str, str]) -> None:
-    """A module, the packages above it, and what they import; nothing if there is no such module."""
+    """Add a module, the packages above it and their imports; nothing if there is no such module."""
     top = name.partition(".")[0]
     if top in _COMPARED:
         return
@@ -92,7 +92,7 @@ def _add(name: str, found: dict[str, str]) -> None:
         found[top] = _version(top)
         return
     if origin is None or not origin.is_file():
-        return  # a folder without a file of its own
+        return  # a package without __init__
     is_package = bool(module.folders)
     place = name.replace(".", "/") + ("/__init__" if is_package else "") + _suffix(origin)
     if place in found:
@@ -104,12 +104,12 @@ def _add(name: str, found: dict[str, str]) -> None:
 
 
 def _suffix(path: Path) -> str:
-    """A module that was compiled is known by what it is, not by for which Python."""
+    """The suffix of a source, or `.so` for every compiled module, whatever Python it was compiled for."""
     return next((".so" for each in EXTENSION_SUFFIXES if path.name.endswith(each)), path.suffix)
 
 
 def _imported(path: Path, package: str) -> Iterator[str]:
-    """Dotted names that a file imports, packages first; those that turn out to be no modules do no harm."""
+    """Dotted names that a file imports, packages first. Some are no modules, which is harmless."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -129,7 +129,7 @@ def _imported(path: Path, package: str) -> Iterator[str]:
 
 
 def _located(name: str) -> _Module | None:
-    """A module, found without importing any package above it."""
+    """Find a module without importing any package above it."""
     top, *rest = name.split(".")
     try:
         spec = PathFinder.find_spec(top)
@@ -148,7 +148,7 @@ def _located(name: str) -> _Module | None:
 
 
 def _inside(folder: Path, name: str) -> _Module | None:
-    """The module of that name in a package's folder, in the order in which Python looks for it."""
+    """The module `name` in a package's folder, found in the order of Python's own search."""
     package = folder / name
     files = [package / f"__init__{suffix}" for suffix in _SUFFIXES]
     for file in (*files, *(folder / f"{name}{suffix}" for suffix in _SUFFIXES)):

@@ -1,7 +1,7 @@
-"""The launcher's console as something that may go away: nobody's training ends because nobody reads of it.
+"""A launcher console that may disappear: training does not end when its output cannot be written.
 
 with lasting_console():
-    print("…")      # goes nowhere once the terminal is closed, the pipe's reader gone, or the disk full
+    print("…")      # dropped once the terminal is closed, the pipe's reader has ended, or the disk is full
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 
 class _BestEffort:
-    """A text stream whose failures to write are passed over; all else is the stream's own."""
+    """A text stream that ignores failures to write; everything else is the stream's own."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -36,17 +36,17 @@ class _BestEffort:
 
 @contextmanager
 def lasting_console() -> Iterator[None]:
-    """Have standard output and error never fail, and their descriptors never be anything else's."""
+    """Make writes to standard output and error never fail, and reserve their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # `>&-`: the next file that is opened would be taken for the console.
+        except OSError:  # `>&-`: otherwise the next opened file would become the console.
             os.open(os.devnull, os.O_RDWR)
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         for stream in before:
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # PYTHONIOENCODING may say ASCII
+                stream.reconfigure(errors="backslashreplace")  # PYTHONIOENCODING may be ASCII
         sys.stdout, sys.stderr = (_BestEffort(stream or nowhere) for stream in before)  # type: ignore[assignment]
         try:
             yield

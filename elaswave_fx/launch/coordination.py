@@ -1,9 +1,9 @@
-"""The launcher's side of the coordinator: starts it, starts it again when it has ended or hangs, passes news both ways.
+"""The launcher's side of the coordinator: starts it, restarts it if it ended or hangs, and passes messages both ways.
 
-In: exits of workers, finished checkpoints. Out: the coordinator's messages. Training needs none of this to go on.
+In: exits of workers, finished checkpoints. Out: the coordinator's messages. Training continues without any of this.
 
     coordination = Coordination(spec, listener, store, log); coordination.start(siblings=()); coordination.exited(2)
-    coordination.turn(now, siblings=workers)   # restarts what has ended, with growing pauses
+    coordination.turn(now, siblings=workers)   # restarts a coordinator that ended, with growing pauses
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from elaswave_fx.launch.failure import describe_exit
 from elaswave_fx.launch.process import Child, end_children, fork_child, outlive_parent
 
 PAUSE_S, PAUSE_MOST_S = 0.02, 5.0
-"""A restart waits for the first of these, then twice as long as the last one did, while coordinators end within a
-minute."""
+"""Pause before a restart, and its maximum; it doubles for every coordinator that ended within the last `WINDOW_S`."""
 
 WINDOW_S = 60.0
 HUNG_S = 10.0
-"""A coordinator says twice a second that it gets on; one that has been silent for so long is ended."""
+"""Silence after which a coordinator is killed; it sends `alive` twice a second."""
 
 
 class Coordination:
-    """The coordinator as the launcher sees it. The launcher's one thread uses it."""
+    """The coordinator as the launcher sees it. Only the launcher's one thread uses it."""
 
     def __init__(self, spec: CoordinatorSpec, listener: socket.socket, store: FileStore, log: Path) -> None:
-        """`listener`: at the job's address; every coordinator that is started here serves it."""
+        """`listener`: at the job's address; every coordinator started here serves it."""
         self._spec, self._listener, self._store, self._log = spec, listener, store, log
         self._child: Child | None = None
         self._exited: list[int] = []
@@ -45,11 +44,10 @@ class Coordination:
         self.restarts = 0
 
     def children(self) -> tuple[Child, ...]:
-        """The coordinator's process, if there is one."""
         return (self._child,) if self._child is not None else ()
 
     def start(self, siblings: Iterable[Child]) -> Child:
-        """Fork a coordinator; it hears at once who has exited so far."""
+        """Fork a coordinator and send it all exits so far."""
         spec = self._spec
 
         def body(channel: Channel) -> None:
@@ -58,7 +56,7 @@ class Coordination:
             if code == SUPERSEDED:
                 print("superseded by another coordinator", flush=True)
 
-        # The run directory may have been removed, or be full: the job needs a coordinator more than its log.
+        # The run directory may be removed, or its disk full: the job needs a coordinator more than its log.
         self._child = fork_child("coordinator", body, self._log, siblings, needs_log=False)
         self._alive_s = time.monotonic()
         for rank in self._exited:
@@ -66,20 +64,20 @@ class Coordination:
         return self._child
 
     def exited(self, rank: int) -> None:
-        """A worker's process is gone for certain."""
+        """Report that a worker's process has ended for certain."""
         self._exited.append(rank)
         self._tell("exited", rank=rank)
 
     def finished(self, rank: int) -> None:
-        """A worker has ended because the job has."""
+        """Report that a worker ended because the job did."""
         self._tell("finished", rank=rank)
 
     def saved(self, version: int, epoch: int) -> None:
-        """A checkpoint is complete on disk."""
+        """Report that a checkpoint is complete on disk."""
         self._tell("saved", version=version, epoch=epoch)
 
     def messages(self) -> list[Message]:
-        """Return what the coordinator has said."""
+        """Return the coordinator's messages."""
         if self._child is None:
             return []
         found = self._child.channel.drain()
@@ -88,7 +86,7 @@ class Coordination:
         return [message for message in found if message.kind != "alive"]
 
     def ended(self) -> str:
-        """Return how the coordinator ended; to be called when the child's `pidfd` says so."""
+        """Return how the coordinator ended; call this once the child's `pidfd` is readable."""
         child, self._child = self._child, None
         assert child is not None
         how = describe_exit(child.reap())
@@ -101,7 +99,7 @@ class Coordination:
         return how
 
     def turn(self, now: float, siblings: Iterable[Child]) -> Child | None:
-        """Start it again if it is time, end it if it hangs; the new process, if there is one."""
+        """Restart the coordinator if it is time, or kill it if it hangs; return the new process, if any."""
         if self._child is None:
             if now < self._again_s:
                 return None
@@ -112,8 +110,7 @@ class Coordination:
         return None
 
     def end(self) -> str | None:
-        """The job is over: no coordinator any more, no file that holds its token, the whole ledger on disk. Returns
-        what hindered the last of these."""
+        """End the coordinator, remove the token's file, write the whole ledger; return why that failed, if it did."""
         end_children(self.children())
         self._child = None
         try:
@@ -128,4 +125,4 @@ class Coordination:
         try:
             self._child.channel.send(kind, **fields)
         except ChannelClosed:
-            return  # Its process says so too.
+            return  # Its process's end is reported too.

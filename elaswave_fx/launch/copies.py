@@ -1,7 +1,7 @@
-"""Whether this process is one of several that a launcher of processes has started with the same command.
+"""Detection of several processes that a process launcher has started with the same command.
 
-In: the environment, in which such launchers tell each process its number, and of how many. Out: who they are, or None
-if the process is alone, as in a batch script that starts the command once, however many tasks its allocation has.
+In: the environment, in which launchers set each process's number and their count. Out: the launcher, or None if the
+process is the only one, as in a batch script that starts the command once, whatever tasks its allocation has.
 
     started_copies({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"})
         ->  Copies("mpirun", "OMPI_COMM_WORLD_SIZE=2", 2)
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Copies:
-    """`told`: the variable that says so, with its value. `count`: of processes; None where a process knows its number
-    alone."""
+    """`told`: the variable, with its value. `count`: number of processes, None if only this one's number is known."""
 
     launcher: str
     told: str
@@ -25,8 +24,8 @@ class Copies:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """`sizes`: variables with the number of processes, the first one that is set counts. `ranks`: with the number of
-    this one; one of them must be set, for sizes alone may be those of an allocation or of a shell."""
+    """`sizes`: variables with the number of processes, of which the first that is set counts. `ranks`: variables with
+    this process's number. One of these must be set: a size alone may belong to an allocation or a shell."""
 
     name: str
     sizes: tuple[str, ...]
@@ -49,12 +48,11 @@ _LAUNCHERS = (
 )
 
 _LAST_STEP = 0xFFFFFFEF
-"""Slurm gives no higher number to what srun has started: those are a job's script, its shell, its prolog."""
+"""The highest step number of processes that srun starts; higher ones are a job's script, shell or prolog."""
 
 
 def started_copies(environ: Mapping[str, str]) -> Copies | None:
-    """Return the first launcher that says that it has started several; it may run below others, each of which says one
-    or more."""
+    """Return the first launcher that started several processes; it may run below others with one each."""
     for launcher in _LAUNCHERS:
         if launcher.name == "srun" and not _is_step(environ):
             continue
@@ -77,8 +75,8 @@ def _copies_by(launcher: _Launcher, environ: Mapping[str, str]) -> Copies | None
 
 
 def _is_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun has started this process. Slurm also numbers the process of a batch script and the shell of salloc,
-    beside the number of tasks that their allocation has room for."""
+    """Whether srun has started this process. Slurm also numbers a batch script and the shell of salloc, and sets the
+    task count of their allocation."""
     step = _number(environ, "SLURM_STEP_ID")
     step = _number(environ, "SLURM_STEPID") if step is None else step
     return step is not None and step <= _LAST_STEP

@@ -1,4 +1,4 @@
-"""Why a run failed: from what its children said and how they ended to the one cause that the user is shown.
+"""The one cause of a failed run that the user sees, from its children's messages and exits.
 
 cause_of([PeerLost on rank 0, killed rank 2])  ->  killed rank 2
 """
@@ -15,26 +15,25 @@ from typing import Any
 from elaswave_fx import errors
 
 _FOLLOWS = ("CommError",)
-"""Errors that a rank has because another one is gone."""
+"""Errors of a rank that follow from the loss of another one."""
 
 _COSTS_THE_RANK = ("Excluded", "UpdateFailed")
-"""Errors that nobody would have who does the rank's work from here on. Any other is likely to come again, so it ends
-the run."""
+"""Errors after which other ranks can take over the rank's work. Any other is likely to recur, so it ends the run."""
 
 _LEFT_OUT = ("Excluded",)
-"""Errors of a rank in whose place another process can do its work."""
+"""Errors of a rank that a new process can replace."""
 
 _OF_THE_JOB = ("JobOver",)
-"""Errors that every rank has alike, and whose message is all that there is to say: nothing in the code has failed."""
+"""Errors that every rank has alike; their message is complete, and no code has failed."""
 
 _FOR_USERS = ("SampleError",)
-"""Errors of code of the user, whose message says which, so that no name of a class is needed."""
+"""Errors of user code, whose message names it; the class name is omitted."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One child's end. `log` has more of it: a traceback, or its last words. `classes`: of the exception and its bases,
-    nearest first; empty for a signal or an exit."""
+    """One child's end. `log` has the traceback or the last output. `classes`: of the exception and its bases, nearest
+    first; empty for a signal or an exit."""
 
     name: str
     message: str
@@ -44,22 +43,22 @@ class Failure:
 
     @property
     def follows(self) -> bool:
-        """Whether it is likely the consequence of another rank's failure."""
+        """Whether it is likely to follow from another rank's failure."""
         return self._is(_FOLLOWS)
 
     @property
     def costs_the_rank_alone(self) -> bool:
-        """Whether the others can go on, as after the loss of its process."""
+        """Whether the other ranks can continue, as after the loss of its process."""
         return self._is(_COSTS_THE_RANK)
 
     @property
     def was_left_out(self) -> bool:
-        """Whether the others went on without the rank, though it lives."""
+        """Whether the rank was evicted although it lives."""
         return self._is(_LEFT_OUT)
 
     @property
     def reason(self) -> str:
-        """One line."""
+        """The message in one line."""
         words = " ".join(self.message.split())
         if self._is(_OF_THE_JOB):
             return words
@@ -71,13 +70,13 @@ class Failure:
 
     @property
     def line(self) -> str:
-        """The reason, and where there is more of it unless it says all."""
+        """The reason, and the log's path unless the reason is complete."""
         if self.log is None or self._is(_OF_THE_JOB):
             return self.reason
         return f"{self.reason}; {'the traceback is' if self.classes else 'its last words are'} in {self.log}"
 
     def expected(self) -> errors.ElasWaveError | None:
-        """The error as the entry points know it, when it is the user's to mend (`ConfigError` and its kin)."""
+        """The error as the entry points know it, if the user can fix it (`ConfigError` and subclasses)."""
         for kind in self.classes:
             known = getattr(errors, kind, None)
             if isinstance(known, type) and issubclass(known, errors.ConfigError):
@@ -86,12 +85,11 @@ class Failure:
 
 
 def from_message(name: str, fields: Mapping[str, Any], log: Path) -> Failure:
-    """The failure that a child's `error` message tells of."""
     return Failure(name, fields["message"], log, tuple(fields["classes"]), fields["lost_rank"])
 
 
 def from_exit(name: str, status: int, log: Path) -> Failure:
-    """The failure of a child that ended without a word; `status` as of `os.waitpid`."""
+    """The failure of a child that ended without a message; `status` as from `os.waitpid`."""
     has_words = log.exists() and log.stat().st_size > 0
     return Failure(name, describe_exit(status), log if has_words else None)
 
@@ -107,8 +105,8 @@ def describe_exit(status: int) -> str:
 
 
 def cause_of(failures: Sequence[Failure]) -> Failure:
-    """The failure to show, of at least one in the order in which they were noticed: the first that is nobody else's
-    consequence; else that of a rank which others lost; else the first."""
+    """The failure to show, of at least one in order of detection: the first that does not follow from another; else one
+    of a rank that others lost; else the first."""
     for failure in failures:
         if not failure.follows:
             return failure

@@ -1,10 +1,10 @@
-"""This module says what a job is, seen from the launcher, and what a worker is given.
+"""A job as the launcher sees it, and what a worker receives.
 
     spec = JobSpec(ranks=4, hosts=("host-0", "host-0", "host-1", "host-1"), run_dir=…, steps=200, builder=…, worker=…)
     launch(spec)   ->  exit code
 
-The builder runs once, in a child of its own; then the worker runs in one child per rank. Both are called after a
-fork, so they may be closures and see what the launcher held, `BuildResult` included.
+The builder runs once, in its own child; then the worker runs in one child per rank. Both are called after a fork, so
+they may be closures and see the launcher's objects, `BuildResult` included.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ from elaswave_fx.observe.run_event import event_of, fields_of
 from elaswave_fx.plan.work.topology import Rank
 
 _KEPT = 4096
-"""So many of a rank's last reports are kept for the case that the launcher has not read them."""
+"""Number of a rank's last reports that it keeps, in case the launcher has not read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerInputs:
-    """What workers need of what the builder made.
+    """The builder's results that workers need.
 
     `artifact`: the program's folder; `state`: the file of initial tensors; `update`: the program of the optimizer's
     update; `fingerprint`: what else decides the bits of a step; `eval_batches`: global batches of an evaluation.
-    `samples`: the digest of some, of data that may be another one in each process. Of checkpoints, for a run that makes
-    or begins with one: `mark`, of the folder that all ranks write to; `first_step`, `resume_from`: where it begins;
-    `contents`: what would be in them.
+    `samples`: digest of some samples, for data that may differ between processes. Only for a run with checkpoints:
+    `mark` of the folder that all ranks write to; `first_step`, `resume_from`: its start; `contents` of its checkpoints.
     """
 
     artifact: str
@@ -68,15 +67,13 @@ class WorkerInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """What the builder made: the plan's text (`plan-0.json`), `data` for workers, lines for the user and `details`,
-    which are shown with log.level=debug.
+    """The builder's result: the plan's text (`plan-0.json`), `data` for workers, lines for the user and `details` for
+    log.level=debug.
 
-    The program has `units` units, a step `samples` samples: height and width of the work plane. `run` is what
-    `run.json` says of the run, for whoever verifies it; `fingerprint` is the hash by which ledger lines name what
-    decides bits. `data_digest` is that of the samples which every rank has to read, "" if nobody has looked, `code`
-    those of the files which it has to have.
-    `memory_bytes`: what a rank may have, as plans reckon. `files`, by name: what a rank that joins fetches, program and
-    initial tensors.
+    The program has `units` units, a step `samples` samples: height and width of the work plane. `run` is the content of
+    `run.json`, for verification. Ledger lines name what decides bits by `fingerprint`, a hash. `data_digest`: of the
+    samples that every rank must read, "" if not computed; `code`: digests of the files that it must have.
+    `memory_bytes`: a rank's memory for plans. `files`, by name: program and initial tensors, which a joiner fetches.
     """
 
     plan: str
@@ -94,8 +91,8 @@ class BuildResult:
 
 
 class Relay:
-    """The way to the launcher of a rank that joined: by `tell`, through its agent and the coordinator. What is said
-    while there is none, or no agent yet, is lost; nothing comes back, for the wish to stop travels with votes."""
+    """A joiner's channel to the launcher: `tell` sends through its agent and the coordinator. Messages are lost while
+    either is missing. Nothing returns: a stop request travels with votes."""
 
     closed = False
 
@@ -103,23 +100,22 @@ class Relay:
         self.tell: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None
 
     def drain(self) -> list[Message]:
-        """Nothing."""
+        """Return nothing: no message comes back."""
         return []
 
     def send_packed(self, message: bytes) -> None:
-        """What `Channel.packed` gave."""
+        """Send the bytes that `Channel.packed` returned."""
         said = Channel.unpacked(message)
         self.tell(said.kind, dict(said.fields))
 
 
 class WorkerContext:
-    """A worker's side of the job. The worker's main thread alone uses it.
+    """A worker's side of the job. Only the worker's main thread uses it.
 
-    The rank's `Agent` takes `control`, `job_folder` and `first`, the latter two None for a rank that joins. In the
-    first epoch every rank loads the seed or the checkpoint. The rank listens on `port` (0: any free one) of `host`;
-    `host_id` names the host, maybe an emulated one, of `machine` that it is on. `faults` are those of this rank. The
-    worker ends once the launcher has died, see `stop_wanted`; the rank that has a share of the summary then writes
-    what the launcher cannot.
+    The rank's `Agent` takes `control`, `job_folder` and `first`; the latter two are None for a joiner. In the first
+    epoch every rank loads the seed or the checkpoint. The rank listens on `port` (0: any free one) of `host`; `host_id`
+    names its host, maybe an emulated one, on `machine`. `faults`: this rank's. The worker ends once the launcher has
+    died, see `stop_wanted`; the rank with a share of the summary then completes the run's files.
     """
 
     def __init__(
@@ -128,8 +124,7 @@ class WorkerContext:
         first: Activation | None, conditions: Conditions,
         faults: tuple[Fault, ...] = (), began_s: float = 0.0, has_run_dir: bool = True,
     ) -> None:  # fmt: skip
-        """`began_s`: when the launcher began, by the monotonic clock. `has_run_dir`: False where `run_dir` is only a
-        name, which leads to nothing here or to something else."""
+        """`began_s`: the launcher's start, monotonic. `has_run_dir`: whether `run_dir` here is the job's."""
         self.rank, self.world = rank, world
         self.host, self.host_id, self.machine = host, host_id, machine
         self.port = port
@@ -139,17 +134,16 @@ class WorkerContext:
         self.control, self.job_folder, self.first, self.faults = control, job_folder, first, faults
         self._infos: dict[int, MemberInfo] | None = None
         self._conditions = conditions
-        self._job_time: Callable[[float], float] = lambda at_s: at_s  # until there is a coordinator to compare with
+        self._job_time: Callable[[float], float] = lambda at_s: at_s  # until a coordinator's clock is known
         self._halted = False
-        self._warning: int | None = None  # This signal has come, and the launcher does not know of it yet.
+        self._warning: int | None = None  # a received signal that the launcher does not know of yet
         self._began_s = began_s
-        self._said: deque[bytes] = deque(maxlen=_KEPT)  # The launcher may have died before it read these.
+        self._said: deque[bytes] = deque(maxlen=_KEPT)  # The launcher may die before it reads these.
 
     def meet(self, port: int, timeout_s: float = 120.0) -> tuple[MemberInfo, dict[int, MemberInfo]]:
-        """Make this rank's info, which says that it listens on `port`, and wait until all have theirs; return it, and
-        those of all ranks.
+        """Make this rank's info, listening on `port`, and wait for those of all ranks; return both.
 
-        Raises `CommError` when a rank has not shown its info in time.
+        Raises `CommError` after the timeout.
         """
         assert isinstance(self.channel, Channel), "a rank that joins meets others by what it was told"
         info = self.info(port)
@@ -162,7 +156,7 @@ class WorkerContext:
         return info, self._infos
 
     def info(self, port: int) -> MemberInfo:
-        """This rank's, which listens on `port`."""
+        """This rank's info, listening on `port`."""
         conditions = self._conditions
         return MemberInfo(
             Rank(self.rank), self.machine, self.host_id, self.host, port, self.build.memory_bytes, conditions.versions,
@@ -170,14 +164,14 @@ class WorkerContext:
         )  # fmt: skip
 
     def detach(self, job_time: Callable[[float], float]) -> None:
-        """Survive the launcher: for when the rank's agent runs, which ends the process if nothing else does.
+        """Survive the launcher. Call this once the rank's agent runs, which then ends the process if nothing else does.
 
-        `job_time` turns times of this machine's monotonic clock into those of the job's, for all that is reported.
+        `job_time` converts this machine's monotonic times to the job's, for all reports.
         """
         self._job_time = job_time
         outlive_parent()
-        # The launcher stops the run also if this process alone was warned: a limit of processor time is each process's
-        # own, and ranks come to it first.
+        # The launcher also stops the run if only this process was warned: a limit of processor time is per process, and
+        # ranks reach it first.
         for number in WARNINGS:
             signal.signal(number, self._on_warning)
         self._send("detached")
@@ -187,9 +181,9 @@ class WorkerContext:
 
     @property
     def stop_wanted(self) -> bool:
-        """Whether the run is to end early, by a signal to the launcher or because that is gone. Costs a system call.
+        """Whether the run should end early, after a signal to the launcher or its death. Costs a system call.
 
-        Ranks learn of it at different times: the wish travels with their votes, and all stop after the same step.
+        Ranks learn of it at different times: the request travels with their votes, and all stop after the same step.
         """
         for message in self.channel.drain():
             self._take(message)
@@ -200,34 +194,34 @@ class WorkerContext:
 
     @property
     def launcher_gone(self) -> bool:
-        """Whether the launcher was seen to be gone; the exit code is 1 then."""
+        """Whether the launcher has died; the exit code is 1 then."""
         return self.channel.closed
 
     def report_step(self, report: StepReport) -> None:
-        """Report a committed step. Every rank reports every step, in order, and the first to do so is heard."""
+        """Report a committed step. Every rank reports every step, in order; the first report counts."""
         if report.alive_at_s is not None:
             report = dataclasses.replace(report, alive_at_s=self._job_time(report.alive_at_s))
         self._said.append(Channel.packed("step", **dataclasses.asdict(report)))
         self._send_packed(self._said[-1])
 
     def report_eval(self, step: int, loss: float, count: int) -> None:
-        """Report the mean held-out loss over `count` targets after `step` steps; one rank does."""
+        """Report the mean held-out loss over `count` targets after `step` steps; one rank calls this."""
         self._said.append(Channel.packed("eval", step=step, loss=loss, count=count))
         self._send_packed(self._said[-1])
 
     def report_share(self, share: Mapping[str, Any]) -> None:
-        """Report what this rank adds to `summary.json`, before its end: it may be lost until then."""
+        """Report this rank's part of `summary.json` before its end; it may be lost until then."""
         self._send("share", summary=dict(share))
 
     def report_event(self, event: RankEvent, epoch: int = 0) -> None:
-        """Report what happens now, a line of `events.jsonl`."""
+        """Report an event of now, a line of `events.jsonl`."""
         packed = Channel.packed("event", epoch=epoch, at_s=self._job_time(time.monotonic()), **fields_of(event))
         if not self._send_packed(packed):
             self._said.append(packed)
 
     def report_end(self, share: Mapping[str, Any], steps: int) -> None:
-        """Report that this rank has done its work in a run of `steps` steps. If the launcher is gone, the rank that has
-        a share of the summary completes the run's files in its place. Raises `ChannelClosed` then."""
+        """Report that this rank has finished a run of `steps` steps. If the launcher has died, the rank with a share of
+        the summary completes the run's files, and this raises `ChannelClosed`."""
         if self._send("done", summary=dict(share)):
             return
         if share:
@@ -254,7 +248,7 @@ class WorkerContext:
             recorder.finish("interrupted", f"the launcher ended after {recorder.steps} of {steps} steps")
 
     def fault_words(self, fault: Fault, epoch: int) -> tuple[int, bytes]:
-        """Return a descriptor, and what the engine writes to it at the last moment before a fault strikes."""
+        """Return a descriptor, and the bytes that the engine writes to it just before a fault strikes."""
         assert isinstance(self.channel, Channel), "faults strike ranks that the launcher has started"
         strikes = FaultStrikes(step=fault.step, fault=fault.kind, phase=fault.phase, seconds=fault.seconds)
         return self.channel.fileno(), Channel.packed("event", epoch=epoch, at_s=None, **fields_of(strikes))
@@ -263,7 +257,7 @@ class WorkerContext:
         return self._send_packed(Channel.packed(kind, **fields))
 
     def _send_packed(self, message: bytes) -> bool:
-        """Whether it was sent."""
+        """Send; return whether the channel is still open."""
         try:
             self.channel.send_packed(message)
         except ChannelClosed:
@@ -286,27 +280,27 @@ class JobSpec:
     """One run. Raises nothing itself; `launch` checks it.
 
     Args:
-        hosts: the host id of each rank, all of them of `place`; their number is the number of ranks.
-        builder: raises `ConfigError` and its kin for the user's mistakes.
-        worker: returns its share of `summary.json` (rank 0 wins where two say the same key); `params_digest` is one.
-            None: the rank has left, as it was told, and has said so.
-        steps: how many steps the run is to commit, for the progress.
-        first_step: so many of them were committed before, by a run that this one goes on with.
+        hosts: the host id of each rank, all in `place`; their number is the number of ranks.
+        builder: raises `ConfigError` or a subclass for user errors.
+        worker: returns its share of `summary.json`, such as `params_digest`; rank 0's wins where keys are equal.
+            None: the rank was drained and has reported it.
+        steps: number of steps of the run, for the progress.
+        first_step: number of steps that an earlier run, which this one resumes, has committed.
         same_run: that run had this run directory, so its lines are kept.
-        host: this machine as the others reach it, an address or a name.
+        host: address or name of this machine for other hosts.
         port: rank r listens on port + r; 0: any.
         control_port: where the coordinator listens; 0: any.
         preload: modules imported before the forks, so that every child finds them in memory.
-        grace_s: seconds that ranks which were left out have to end by themselves.
-        copies: of each box, besides its owner's. `allow_rollback`: also while somebody who has a newer copy may live,
-            who is waited for else, for `patience_s`.
-        faults: each must have been told of by its victim when the run ends.
+        grace_s: seconds that evicted ranks have to end by themselves.
+        copies: replicas of each box besides its owner's. `allow_rollback`: roll back even if a holder of a newer
+            replica may live; otherwise wait for it, for `patience_s`.
+        faults: each must have been reported by its victim when the run ends.
         planning: the planner; None: that of `elaswave_fx.plan`.
         log_level: of the lines on the console, "info" or "debug".
-        exit_words: tell the coordinator when a worker's process ends; else it goes by links and heartbeats alone, as it
-            would if the launcher were on another machine, or gone.
-        joiner: the command by which one more rank joins; empty: nobody is started while the job runs.
-        power: by what clocks are set, those too that an earlier run has left as it had set them.
+        exit_words: report ends of workers' processes to the coordinator; else it has links and heartbeats alone, as
+            with a launcher on another machine or a dead one.
+        joiner: the command that starts a joiner; empty: no process is started while the job runs.
+        power: how clocks are set, and restored if an earlier run left them changed.
     """
 
     hosts: tuple[str, ...]
@@ -338,8 +332,8 @@ class JobSpec:
 
 
 def facts_for_joiners(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
-    """What a process that joins is told of a job, as JSON: what the builder has made, and where the launcher is.
-    `store`: the job's folder in memory, to which its run directory leads."""
+    """Return a job's data for joiners, as JSON: the builder's result and the launcher's place. `store`: the job's
+    folder in memory, to which its run directory links."""
     told = dataclasses.replace(build, plan="", lines=(), details=(), files={})
     return {
         "build": dataclasses.asdict(told),

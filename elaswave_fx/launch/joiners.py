@@ -1,7 +1,7 @@
 """Processes that the launcher starts while a job runs, as a user would: `python -m elaswave_fx.worker RUN`.
 
-In: the command. Out: one more rank, which comes to the coordinator by itself; of its end that hears as it does of that
-of any rank which no launcher has forked.
+In: the command. Out: one more rank, which contacts the coordinator itself. The coordinator detects its end as that of
+any rank that no launcher has forked.
 
     joiners = Joiners(command, log); joiners.start();  …;  joiners.end()
 """
@@ -18,22 +18,21 @@ from typing import IO
 from elaswave_fx.files import open_log
 
 LEAVE_S = 2.0
-"""At the end of a job those that were ranks of it have so long to end by themselves."""
+"""Time that joiners have to end by themselves at the end of a job."""
 
 LOOK_S = 0.02
 
 
 class Joiners:
-    """The launcher's one thread uses it. What the processes say goes to `log`, one after the other."""
+    """The started joiners; only the launcher's one thread uses this. Their output goes to `log`."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        """`command`: nothing, where nobody can be started."""
+        """`command`: empty if no joiner can be started."""
         self._command, self._log = tuple(command), log
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> bool:
-        """Whether one was started. A terminal's Ctrl-C is for the launcher alone, so it has a process group of its
-        own."""
+        """Start a joiner if possible; return whether. Its own process group keeps a terminal's Ctrl-C away from it."""
         if not self._command:
             return False
         with self._opened() as log:
@@ -45,19 +44,18 @@ class Joiners:
         return True
 
     def _opened(self) -> IO[bytes]:
-        """The log, or nothing, if the run directory was removed or is full: the process is needed more than its log."""
+        """The log, or nothing if the run directory was removed or is full: the process matters more than its log."""
         try:
             return os.fdopen(open_log(self._log), "ab")
         except OSError:
             return open(os.devnull, "ab")
 
     def kill(self) -> None:
-        """Those that are there, at once."""
         for process in self._processes:
             process.kill()
 
     def end(self) -> None:
-        """The job is over. Returns when none is left."""
+        """Wait until all joiners have ended, at most `LEAVE_S`, then kill the rest."""
         until_s = time.monotonic() + LEAVE_S
         while any(process.poll() is None for process in self._processes) and time.monotonic() < until_s:
             time.sleep(LOOK_S)

@@ -1,12 +1,11 @@
-"""Runs a job on this machine: the builder first, then a coordinator and one worker per rank, the launcher beside them.
+"""Runs a job on this machine: the builder first, then a coordinator and one worker per rank.
 
     launch(JobSpec(hosts=("host-0",) * 4, run_dir=…, steps=200, builder=…, worker=…))   ->  0
 
 The launcher holds no tensors and has no threads. It waits on the workers' channels and processes, writes the files of
-the run, shows the progress. Lost workers are the others' to replace; the run goes on as long as one lives. Exit codes:
-0 all steps committed, and the ledger has each once; 1 the run failed; 128 + its number a signal stopped it, as a shell
-says it of a process that one has ended. What the user can mend is raised as `ConfigError` (exit code 2 at the entry
-points).
+the run, shows the progress. The other workers replace lost ones; the run continues as long as one lives. Exit codes: 0
+all steps are committed, each once in the ledger; 1 the run failed; 128 + its number if a signal stopped it, as in
+shells. User errors raise `ConfigError` (exit code 2 at the entry points).
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ from elaswave_fx.plan.work.topology import Epoch
 def launch(spec: JobSpec) -> int:
     """Run the job to its end and return the exit code; see above. Raises `ConfigError`.
 
-    However it ends, no process of it is left, and the run directory has its summary. What an earlier run left there
-    goes when everything is built, so that no mistake costs it.
+    In every case no process is left, and the run directory has a summary. An earlier run's files are removed only after
+    the build, so that no user error costs them.
     """
     check_host(spec.host)
     others = range(spec.port, spec.port + spec.ranks) if spec.port else range(0)
     with (
-        lasting_console(),  # before anything is opened: a console that is closed has left its descriptors to the next
+        lasting_console(),  # before any file is opened, which might get the descriptor of a closed console
         claimed_ports(spec.host, spec.port, spec.ranks),
         control_listener(spec.host, spec.control_port, others) as listener,
     ):
@@ -83,7 +82,7 @@ def _say_all(lines: list[str]) -> None:
 
 
 def _launch(spec: JobSpec, listener: socket.socket) -> int:
-    # `stop` to the summary: signals that come again must not end a run that is saved.
+    # `stop` lasts until the summary: repeated signals must not end a run that is being saved.
     with Stop() as stop, RunLog(spec.log_level) as log:
         return _run(spec, listener, log, stop)
 
@@ -117,7 +116,7 @@ def _run(spec: JobSpec, listener: socket.socket, log: RunLog, stop: Stop) -> int
 
 
 def _preload(modules: tuple[str, ...]) -> None:
-    """Import what every child needs, with libraries told to use one thread before they start any."""
+    """Import what every child needs, and make libraries use one thread before they start any."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
     for module in modules:
@@ -127,13 +126,13 @@ def _preload(modules: tuple[str, ...]) -> None:
 
 
 def _build(spec: JobSpec, progress: StepProgress, stop: Stop) -> BuildResult | Failure | None:
-    """Run the builder in a child; None when the user stopped it."""
+    """Run the builder in a child; None if the user stopped it."""
 
     def body(channel: Channel) -> None:
         channel.send("built", **dataclasses.asdict(spec.builder()))
 
     progress.phase("building")
-    with frozen_memory():  # Compiling makes many objects; what was imported need not be looked through again and again.
+    with frozen_memory():  # Compiling makes many objects; the collector skips what was imported.
         child = fork_child("builder", body, RunDirectory(spec.run_dir).log("builder"), ())
     messages: list[Message] = []
     try:
@@ -172,7 +171,7 @@ def _start(
     log: RunLog,
     stop: Stop,
 ) -> Supervisor:
-    """Fork the coordinator and all workers, or none when the system refuses one."""
+    """Fork the coordinator and all workers, or none if the system refuses one."""
     planning = _planning(spec)
     first = _first_epoch(spec, planning.read(built.plan).assignment)
     start = first.resume
@@ -223,7 +222,7 @@ def _start(
 
 
 def _first_epoch(spec: JobSpec, assignment: Assignment) -> Activation:
-    """Everybody loads the seed, or the checkpoint that the run goes on from."""
+    """Return the first epoch, in which every rank loads the seed or the checkpoint."""
     start = Stamp(Version(spec.first_step), Epoch(0))
     return Activation(Epoch(0), assignment, start, start, None, rollback=True)
 
@@ -240,7 +239,7 @@ def _worker_body(
 ) -> Callable[[Channel], None]:
     def body(channel: Channel) -> None:
         liveness.hold(rank)
-        listener.close()  # after the launcher another coordinator opens it anew
+        listener.close()  # a coordinator after the launcher's end opens its own
         context = WorkerContext(
             rank=rank,
             host=spec.host,
@@ -267,7 +266,7 @@ def _worker_body(
 
 
 def _not_begun(spec: JobSpec, failure: Failure | None, stop: Stop) -> int:
-    """The end of a run that was not built, in the directory of an earlier one, which stays as it was."""
+    """The end of a run that was not built; the earlier run in its directory stays unchanged."""
     if failure is not None:
         return _say(failure)
     assert stop.number is not None
@@ -282,7 +281,7 @@ def _failed(recorder: Recorder, log: RunLog, failure: Failure) -> int:
 
 
 def _finish(recorder: Recorder, log: RunLog, outcome: str, reason: str | None, closing: str = "") -> bool:
-    """Whether the summary could be written; the user reads `closing`, then why it could not."""
+    """Write the summary and print `closing`; return whether the summary could be written."""
     trouble = ""
     try:
         recorder.finish(outcome, reason, head_of(recorder.directory.path / "ledger.jsonl"))
@@ -296,7 +295,7 @@ def _finish(recorder: Recorder, log: RunLog, outcome: str, reason: str | None, c
 
 
 def _say(failure: Failure) -> int:
-    """The end of a failed run: the reason, in a line. Raises what the user can mend."""
+    """The end of a failed run: print the reason in one line, or raise a user error."""
     expected = failure.expected()
     if expected is not None:
         raise expected
@@ -309,7 +308,7 @@ def _planning(spec: JobSpec) -> Planning:
 
 
 def _ended(spec: JobSpec, recorder: Recorder, log: RunLog, stop: Stop) -> int:
-    """The end of a run whose processes all ended well, or that the user stopped."""
+    """The end of a run whose processes all ended well, or which the user stopped."""
     committed = f"{recorder.steps} of {spec.steps} steps"
     gave_up = recorder.gave_up
     wrong = _what_is_wrong(spec, recorder, early=stop.number is not None or gave_up is not None) or gave_up
@@ -327,9 +326,9 @@ def _ended(spec: JobSpec, recorder: Recorder, log: RunLog, stop: Stop) -> int:
 
 
 def _what_is_wrong(spec: JobSpec, recorder: Recorder, early: bool) -> str | None:
-    """Whether the run kept its promises: all steps, an update, each sample once, every fault that was asked for.
+    """Return what the run lacks: steps, an update, each sample once in the ledger, or a requested fault.
 
-    `early`: the user ended it, maybe before a worker could say anything of what it had done.
+    `early`: the user ended it, maybe before any worker reported.
     """
     if not spec.run_dir.is_dir():
         return f"{spec.run_dir}: was removed while the run went on"

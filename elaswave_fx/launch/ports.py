@@ -1,6 +1,6 @@
 """The ports of a job on this machine: rank r listens on `launch.port` + r, the coordinator on `launch.control_port`.
 
-A job has its ports from before it is built, when no rank listens yet, until the last of its processes has ended.
+A job claims its ports before it is built, when no rank listens yet, until its last process has ended.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from elaswave_fx.control.tcp import listen, port_of, resolve
 from elaswave_fx.errors import CommError, ConfigError
 
 SELF_S = 2.0
-"""A connection of this machine to itself takes no longer."""
+"""Timeout of a connection of this machine to itself."""
 
 
 @contextmanager
 def claimed_ports(host: str, port: int, ranks: int) -> Iterator[None]:
-    """Have `ranks` ports of `host` from `port` on to ourselves, also against jobs that are still being built; 0: any.
+    """Claim `ranks` ports of `host` from `port` on, also against jobs that are still being built; 0: any.
 
-    Children that are forked meanwhile hold the claim for as long as they live. Raises `ConfigError` for ports that
-    others use or have claimed."""
+    Forked children keep the claim while they live. Raises `ConfigError` for ports that are used or claimed.
+    """
     if port == 0:
         yield
         return
@@ -46,8 +46,8 @@ def claimed_ports(host: str, port: int, ranks: int) -> Iterator[None]:
 
 @contextmanager
 def control_listener(host: str, port: int, others: range) -> Iterator[socket.socket]:
-    """Where the coordinator listens, whichever process that is, for as long as the job lives; 0: any port but those of
-    `others`, which the ranks have. Raises `ConfigError` for a host or a port that cannot be."""
+    """The listening socket of the coordinator, whichever process that is; 0: any port but `others`, the ranks'. Raises
+    `ConfigError` for an invalid host or port."""
     if port in others:
         raise ConfigError(
             f"launch.control_port={port}: rank {port - others.start} listens on it; nearest valid: {others.stop}, or 0 "
@@ -65,7 +65,7 @@ def control_listener(host: str, port: int, others: range) -> Iterator[socket.soc
 
 
 def check_host(host: str) -> None:
-    """Raise `ConfigError` for a host that is not this machine, or that others cannot dial."""
+    """Raise `ConfigError` for a host that is not this machine, or that other hosts cannot connect to."""
     try:
         places = resolve(host, 0)
     except CommError as error:
@@ -85,9 +85,10 @@ def check_host(host: str) -> None:
 
 
 def _claim(port: int) -> socket.socket | None:
-    """A claim that lasts until it is closed in every process; None if somebody has it.
+    """A claim until it is closed in every process; None if the port is claimed.
 
-    It is a name in the kernel's memory, and no file: nothing of it is left by a job that is killed."""
+    It is a name in the kernel's memory, not a file, so a killed job leaves nothing.
+    """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0elaswave-port-{port}")
@@ -120,7 +121,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _free_range(host: str, start: int, ranks: int) -> int:
-    """The first port from `start` on with `ranks` free ports in a row; 0 when there is none up to the last."""
+    """The first port from `start` on with `ranks` free ports in a row; 0 if there is none."""
     run = 0
     for port in range(start, 65536):
         run = run + 1 if _is_free(host, port) else 0

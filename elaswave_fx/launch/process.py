@@ -1,10 +1,10 @@
-"""Children of the launcher: forked, logged to a file, dead when the launcher is dead unless they `outlive_parent`.
+"""Children of the launcher: forked, logged to a file, killed with the launcher unless they `outlive_parent`.
 
     child = fork_child("rank-0", body, log, keep=channel)   # `body` runs in the child
     child.pid, child.pidfd (readable once it has ended), child.reap()
 
-Forking after `import torch` costs milliseconds and shares memory, where a new interpreter costs seconds. It is sound
-as long as no thread pool was used before: the launcher computes nothing.
+Forking after `import torch` costs milliseconds and shares memory, where a new interpreter costs seconds. It is safe
+because the launcher computes nothing and so has used no thread pool.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from elaswave_fx.watchdog import Watchdog
 
 _PR_SET_PDEATHSIG = 1
 _OF_THE_DEAD = 19
-"""The niceness of a process that is being ended."""
+"""The niceness of an ending process."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
 class Child:
-    """A process that we started. `status` is that of `os.waitpid`, None while it runs."""
+    """A process that we started. `status` as from `os.waitpid`, None while it runs."""
 
     name: str
     pid: int
@@ -48,14 +48,14 @@ class Child:
     status: int | None = None
 
     def reap(self) -> int:
-        """Wait for its end (it has come when `pidfd` is readable), keep and return its status."""
+        """Wait for its end (`pidfd` is readable then), keep and return its status."""
         if self.status is None:
             _, self.status = os.waitpid(self.pid, 0)
             os.close(self.pidfd)
         return self.status
 
     def yield_cores(self) -> None:
-        """Let the living go first while the kernel takes this process apart, the longer the more memory it has."""
+        """Let live processes run first while the kernel frees this one, which takes longer the more memory it has."""
         if self.status is not None:
             return
         for thread in Path(f"/proc/{self.pid}/task").iterdir():
@@ -63,7 +63,7 @@ class Child:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _OF_THE_DEAD)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless it has been reaped: its id may be another process's by then."""
+        """Send a signal unless the process was reaped: its id may then be reused."""
         if self.status is None:
             signal.pidfd_send_signal(self.pidfd, number)
 
@@ -74,9 +74,9 @@ def fork_child(
     """Start `body(channel)` in a child. An exception of `body` is sent as `error` and ends the child with code 1.
 
     Args:
-        needs_log: a child that cannot open its log ends; else what it would write there is lost.
-        siblings: children started before; the new one closes its copies of our ends of their channels, so that a
-            channel's end is seen as soon as its one owner is gone.
+        needs_log: a child that cannot open its log ends; else its output is lost.
+        siblings: earlier children; the new one closes its copies of our ends of their channels, so that closing
+                our end is visible immediately.
     """
     ours, theirs = Channel.pair()
     watchdog = Watchdog()
@@ -93,7 +93,7 @@ def fork_child(
 
 @contextmanager
 def frozen_memory() -> Iterator[None]:
-    """Collect garbage once around several forks and leave what stays alone, so that its pages stay shared."""
+    """Collect garbage once around several forks and freeze the rest, so that its pages stay shared."""
     gc.collect()
     gc.freeze()
     try:
@@ -103,7 +103,7 @@ def frozen_memory() -> Iterator[None]:
 
 
 def end_children(children: Iterable[Child]) -> None:
-    """Kill those that still run, wait for them, close their channels."""
+    """Kill children that still run, wait for them, close their channels."""
     for child in children:
         child.signal(signal.SIGKILL)
         child.reap()
@@ -118,11 +118,11 @@ def _run_child(
     log: Path,
     needs_log: bool,
 ) -> NoReturn:
-    """Everything of a child, from the fork to its end; never returns into the launcher's code."""
+    """The whole life of a child, from the fork to its exit; never returns into the launcher's code."""
     code = 1
     try:
         _die_with(parent)
-        # Terminals, init systems and schedulers signal all processes at once; the launcher decides what it means.
+        # Terminals, init systems and schedulers signal all processes together; the launcher decides how to react.
         for number in STOPPING:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
@@ -138,7 +138,7 @@ def _run_child(
 
 
 def _call(body: Callable[[Channel], None], channel: Channel, log: Path, needs_log: bool) -> int:
-    """The child's entry point: whatever goes wrong in it is the launcher's to show. Returns the exit code."""
+    """Run `body` in the child and return the exit code; the launcher shows any error."""
     try:
         with contextlib.nullcontext() if needs_log else contextlib.suppress(ConfigError):
             _write_to(log)
@@ -157,7 +157,7 @@ def _call(body: Callable[[Channel], None], channel: Channel, log: Path, needs_lo
 
 
 def error_fields(error: BaseException) -> dict[str, object]:
-    """Return what a message says of an exception: its classes' names (nearest first), and its words."""
+    """Return an exception as message fields: names of its classes (nearest first), and its message."""
     return {
         "classes": [kind.__name__ for kind in type(error).__mro__],
         "message": str(error) or type(error).__name__,
@@ -166,21 +166,21 @@ def error_fields(error: BaseException) -> dict[str, object]:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the launcher dies, however it dies."""
+    """Have the kernel kill this process when the launcher dies."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # It died before we asked.
+    if os.getppid() != parent:  # The launcher died before this call.
         os._exit(1)
 
 
 def outlive_parent() -> None:
-    """Take back what every child starts with: from now on it has to end by itself when the launcher is gone."""
+    """Undo `_die_with`: from now on this process must end by itself once the launcher has died."""
     if _libc.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def _close_standard_files() -> None:
-    """Input is empty and output goes nowhere, until there is a log; the console is the launcher's."""
+    """Make input empty and drop output until there is a log; the console is the launcher's."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nothing, number)
@@ -192,7 +192,7 @@ def _close_standard_files() -> None:
 
 
 def _write_to(log: Path) -> None:
-    """Standard output and error go to the log, also of native code and after a crash. Raises `ConfigError`."""
+    """Redirect standard output and error to the log, also for native code and crashes. Raises `ConfigError`."""
     try:
         file = open_log(log)
     except OSError as error:
@@ -204,7 +204,7 @@ def _write_to(log: Path) -> None:
 
 
 def _one_thread() -> None:
-    """Ranks share the cores, and the number of threads changes bits."""
+    """Use one thread: ranks share the cores, and the number of threads changes bits."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

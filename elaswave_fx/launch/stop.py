@@ -1,4 +1,4 @@
-"""Signals that stop a run as a wish that the launcher looks at, instead of an exception wherever it is.
+"""Signals that stop a run, counted as requests for the launcher to poll instead of raised as exceptions.
 
 with Stop() as stop:
     …; stop.requests   ->  0, 1 after SIGUSR1, still 1 after SIGTERM, 2 after another SIGTERM
@@ -13,35 +13,32 @@ from types import FrameType, TracebackType
 from typing import Any
 
 ORDERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""A terminal's Ctrl-C, an init system's or a scheduler's stop, a terminal that is closed. A second one means: at
-once."""
+"""Ctrl-C, the stop of an init system or a scheduler, a closed terminal. A second one ends the run immediately."""
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGPWR)
-"""Schedulers (and the kernel, of processor time and of power) say by these that time is nearly up. They may repeat
-themselves, and an order may follow."""
+"""Warnings of schedulers and kernel that time (or power) is nearly up. They may repeat; an order may follow."""
 
 STOPPING = (*ORDERS, *WARNINGS)
 
 SIGNALLED = 128
-"""The exit code of a command that a signal has stopped is this and the signal's number, as shells say it of a process
-that one has ended: 130 for SIGINT, 143 for SIGTERM."""
+"""Exit code minus signal number of a stopped command, as in shells: 130 for SIGINT, 143 for SIGTERM."""
 
 
 class Stop:
-    """While it is entered, these signals are counted and do not raise. Outside the main thread nobody can ask."""
+    """Counts these signals while entered. Has no effect outside the main thread."""
 
     def __init__(self) -> None:
-        self.number: signal.Signals | None = None  # This one came first.
+        self.number: signal.Signals | None = None  # the first one received
         self._orders = 0
         self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requests(self) -> int:
-        """0: go on; 1: save and end; more: end at once. A warning is no second request, however often it comes."""
+        """0: continue; 1: save and end; more: end immediately. A repeated warning is no second request."""
         return max(self._orders, int(self.number is not None))
 
     def ask(self, number: signal.Signals) -> None:
-        """This signal has come, here or to a process of the job."""
+        """Record a signal that this process or another one of the job received."""
         self._orders += number in ORDERS
         self.number = self.number or number
 

@@ -1,10 +1,9 @@
-"""The launcher while workers run: one loop over their channels and processes, until all have ended.
+"""The launcher's loop over the workers' channels and processes, until all have ended.
 
-Messages become lines of the run's files and progress. A worker that is killed or vanishes is lost: the coordinator
-hears of it, and the others go on without it. A worker that says why it cannot go on fails the run, and so does the loss
-of one before all others are up, or of the last: the rest is killed. A failure that only follows from another (a lost
-peer) waits `SETTLE_S` for its cause to show. If the launcher itself fails, workers do what they do when it is dead:
-finish their step, save, and end.
+Messages become lines of the run's files and progress. A worker that is killed or vanishes is lost: the coordinator is
+notified, and the others continue. A worker's error fails the run, as does the loss of a worker before all others are
+up, or of the last one; the rest is killed. A failure that only follows from another (a lost peer) waits `SETTLE_S` for
+its cause. If the launcher itself fails, workers finish their step, save and end, as after its death.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ from elaswave_fx.observe.run_log import RunLog
 from elaswave_fx.scheduling import answer_soon
 
 TICK_S = 0.1
-"""A signal or a redraw waits this long at most."""
+"""Longest delay of a signal or a redraw."""
 
 LET_GO_S = 120.0
-"""Workers have so long to save what they have after the launcher has failed."""
+"""Time that workers have to save their state after the launcher has failed."""
 
 SETTLE_S = 3.0
-"""The cause of a failure may take this long to show."""
+"""Longest wait for the cause of a failure."""
 
 COORDINATOR, LIVENESS = -1, -2
-"""The selector's data are these or a rank."""
+"""Values of the selector's data that are no rank."""
 
 
 class Supervisor:
-    """The supervisor owns the workers and the coordinator from their start to their end. `run` is called once."""
+    """Owns the workers and the coordinator from their start to their end. `run` is called once."""
 
     def __init__(
         self,
@@ -80,32 +79,31 @@ class Supervisor:
         self._liveness = liveness
         self._progress, self._log, self._stop = progress, log, stop
         self._infos: dict[int, Mapping[str, Any]] = {}
-        self._detached: set[int] = set()  # The agents of these run.
+        self._detached: set[int] = set()  # ranks whose agents run
         self._done: set[int] = set()
-        self._ended: set[int] = set()  # The processes of these have begun to end.
-        self._gone: set[int] = set()  # Of these that the others can go on without; the coordinator may have been told.
+        self._ended: set[int] = set()  # ranks whose processes are ending or have ended
+        self._gone: set[int] = set()  # of `_ended`, those that the other ranks can spare
         self._failures: dict[int, Failure] = {}
-        self._lost: dict[int, Failure] = {}  # These are gone, and the others go on.
-        self._left: set[int] = set()  # These were told to leave, and have.
+        self._lost: dict[int, Failure] = {}  # ended ranks that the others continue without
+        self._left: set[int] = set()  # drained ranks
         self._members = set(range(len(children)))
-        self._missed: set[int] = set()  # The last epoch ended for the loss of these.
-        self._over = False  # The coordinator has said so.
-        self._alone_since: float | None = None  # Neither processes of ours nor ranks that joined have run since.
+        self._missed: set[int] = set()  # ranks whose loss ended the last epoch
+        self._over = False  # reported by the coordinator
+        self._alone_since: float | None = None  # since when neither our processes nor joiners run
         self._failed_at = 0.0
-        self._waiting_since: float | None = None  # Only processes that nobody waits for have run since.
-        self._killed = False  # All were told to end at once.
-        self._trouble: str | None = None  # The user knows of it.
+        self._waiting_since: float | None = None  # since when only evicted or stopped processes run
+        self._killed = False  # all workers were killed
+        self._trouble: str | None = None  # the trouble last shown to the user
         self._store_trouble: str | None = None
         self._joiners = Joiners(spec.joiner, recorder.directory.log("joiners"))
         self._to_join = [fault for fault in spec.faults if fault.kind == "join"]
-        self._heeded = 0  # So many stop requests were answered.
-        self._reported: set[tuple[type[JobEvent], int]] = set()  # The coordinator reported these, by epoch.
+        self._heeded = 0  # number of stop requests handled
+        self._reported: set[tuple[type[JobEvent], int]] = set()  # kinds and epochs of the coordinator's events
         self._narrator = Narrator(log, self._members)
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Failure | None:
-        """Run until every worker has ended; return the failure that ended the run, if one did. No process is left
-        behind."""
+        """Run until every worker has ended; return the failure that ended the run, if any. No process is left."""
         answer_soon()  # after the forks: ranks compute
         pids = ", ".join(f"rank {rank} pid {child.pid}" for rank, child in enumerate(self._children))
         self._log.debug(f"workers: {pids}")
@@ -121,7 +119,7 @@ class Supervisor:
         try:
             while any(child.status is None for child in self._children) or self._joined_go_on(time.monotonic()):
                 for key, _ in self._selector.select(TICK_S):
-                    if key.fd in self._selector.get_map():  # An event before this one may have taken it out.
+                    if key.fd in self._selector.get_map():  # An earlier event may have unregistered it.
                         self._on_ready(key)
                 self._on_tick(time.monotonic())
             self._hear_coordinator()
@@ -140,11 +138,11 @@ class Supervisor:
     def _outcome(self) -> Failure | None:
         if self._failures:
             return cause_of((*self._failures.values(), *self._lost.values()))
-        # Those that were lost would have been missed by somebody who has finished.
+        # Ranks that finished would have missed a lost one.
         return None if self._done or self._stop.requests or not self._lost else cause_of(tuple(self._lost.values()))
 
     def _let_go(self) -> None:
-        """Leave the workers to end by themselves, as they do when their launcher is gone, and wait until they have."""
+        """Let the workers end by themselves, as after the launcher's death, and wait until they have."""
         until_s = time.monotonic() + LET_GO_S
         for child in self._children:
             child.channel.close()
@@ -154,7 +152,7 @@ class Supervisor:
 
     @property
     def _is_ending(self) -> bool:
-        """Whether the run has failed or is being ended: who goes then is no loss to be recovered from."""
+        """Whether the run failed or is being ended: a worker's end is then no loss to recover from."""
         return bool(self._failures) or self._killed
 
     def _watch(self, child: Child, who: int) -> None:
@@ -182,9 +180,9 @@ class Supervisor:
             self._selector.unregister(channel)
 
     def _others_run(self, lost: int) -> bool:
-        """Whether the agents of all others that live run: before that nothing is committed, and after it these go on.
+        """Whether the agents of all other live ranks run. Before that nothing is committed; after it they can continue.
 
-        It may be so though it was not read here yet, so all ends and all words that there are come first then.
+        That may be true before it was read here, so pending ends and messages are read first.
         """
         if len(self._detached) < self._spec.ranks:
             self._hear_of_ends()
@@ -223,7 +221,7 @@ class Supervisor:
                 self._fail(rank, Failure(f"rank-{rank}", f"sent the unknown message {other}"))
 
     def _start_those_who_join(self, step: int) -> None:
-        """As `faults` says: once the step before theirs is committed."""
+        """Start the joiners of `faults` whose previous step is committed."""
         for fault in [fault for fault in self._to_join if fault.step <= step + 1]:
             self._to_join.remove(fault)
             if self._joiners.start():
@@ -248,14 +246,12 @@ class Supervisor:
         self._narrator.event(event, epoch, recovery)
 
     def _on_report(self, rank: int, message: Message) -> None:
-        """Take a report of a rank that joined. Its process is none of ours: the coordinator notices its end
-        as it does that of a rank on another machine."""
+        """Handle a joiner's message. Its process is not ours; the coordinator detects its end."""
         if message.kind in ("step", "eval", "event", "share"):
             self._on_message(rank, message)
 
     def _joined_go_on(self, now: float) -> bool:
-        """Whether ranks that joined are left when all that were started here have ended. One that is missed by nobody
-        but the coordinator may be back in a moment."""
+        """Whether joiners continue after all local workers ended. One that only the coordinator misses may return."""
         joined = self._members - set(range(len(self._children))) - self._done
         if self._is_ending or self._over or self._stop.requests or not joined:
             return False
@@ -266,7 +262,7 @@ class Supervisor:
         return now - self._alone_since < self._spec.grace_s
 
     def _on_hello(self, rank: int, info: Mapping[str, Any]) -> None:
-        """When the last rank has said where it listens, everyone gets to know."""
+        """Record a rank's info; send all infos to all ranks once they are complete."""
         self._infos[rank] = info
         if len(self._infos) == self._spec.ranks:
             for other in range(self._spec.ranks):
@@ -279,10 +275,10 @@ class Supervisor:
             self._on_ending(rank)
 
     def _on_ending(self, rank: int) -> None:
-        """The kernel has begun to end the process, which can be waited for when its memory has been given back.
+        """Handle a process that the kernel has begun to end, which can be reaped once its memory is freed.
 
-        That may take a tenth of a second, and nothing that the process could still do is worth waiting for: its threads
-        do not run any more, and what is under way on its links belongs to the epoch that ends now.
+        That may take 0.1 s and is not worth a wait: its threads have stopped, and data on its links belongs to the
+        epoch that ends now.
         """
         if not self._children[rank].channel.closed:
             self._on_readable(rank)
@@ -292,7 +288,7 @@ class Supervisor:
             self._children[rank].yield_cores()
 
     def _tell_end(self, rank: int) -> None:
-        """The coordinator hears once of the end of a process that the others can go on without."""
+        """Notify the coordinator once of the end of a process that the other ranks can spare."""
         if rank in self._gone or self._is_ending or not self._others_run(rank):
             return
         self._gone.add(rank)
@@ -300,7 +296,7 @@ class Supervisor:
             self._coordination.exited(rank)
 
     def _on_exit(self, rank: int) -> None:
-        """Take what an ended process still said, then judge its end."""
+        """Read an ended process's last messages, then judge its end."""
         child = self._children[rank]
         self._selector.unregister(child.pidfd)
         status = child.reap()
@@ -312,13 +308,13 @@ class Supervisor:
             self._coordination.finished(rank)
         else:
             self._tell_end(rank)
-        # One of whose end the others knew before may take long to end, with nobody's cores.
+        # An end that was already notified may take long, without using cores.
         was_killed = self._killed and rank not in self._gone and -os.waitstatus_to_exitcode(status) == signal.SIGKILL
         if not was_killed and rank not in (*self._done, *self._left, *self._failures, *self._lost):
             self._lose(rank, from_exit(child.name, status, child.log))
 
     def _put_clocks_back(self, rank: int | None = None) -> None:
-        """A worker that could not do so itself has left its clock as it had set it."""
+        """Restore the clock of a worker that could not do so itself."""
         for line in put_clocks_back(self._recorder.directory.path, self._spec.power, rank):
             self._recorder.event(ClockRestored(rank=rank, outcome="restored", why=line))
             self._log.info(line)
@@ -331,14 +327,14 @@ class Supervisor:
             self._fail(rank, failure)
 
     def _lose(self, rank: int, failure: Failure) -> None:
-        """Take note that a worker is gone. The others may still have to meet it: then none of them can go on."""
+        """Record the loss of a worker. If the others still have to meet it, none of them can continue."""
         if not self._others_run(rank):
             return self._fail(rank, failure)
         self._lost[rank] = failure
         self._on_event(Left(rank=rank, cause=failure.reason))
 
     def _take_back(self, rank: int, failure: Failure) -> None:
-        """A rank that the others took for dead, and that lives, comes back: as a new one, in a new process."""
+        """Start a new process in the place of a rank that was evicted although it lives."""
         if not failure.was_left_out or self._is_ending or self._over or self._done or self._stop.requests:
             return
         if self._joiners.start():
@@ -365,7 +361,7 @@ class Supervisor:
             elif message.kind == "trouble":
                 self._store_trouble = message.fields["text"]
             elif message.kind == "ended":
-                if message.fields["rank"] >= len(self._children):  # Of its own the launcher hears from themselves.
+                if message.fields["rank"] >= len(self._children):  # The launcher detects ends of its own children.
                     self._done.add(message.fields["rank"])
             elif message.kind == "told":
                 self._on_report(message.fields["rank"], Message(message.fields["what"], message.fields["fields"]))
@@ -376,7 +372,7 @@ class Supervisor:
                     self._follow(event)
 
     def _follow(self, event: JobEvent) -> None:
-        """Whom the last epoch has ended for, and whether the job is over, as the coordinator says."""
+        """Keep track of the ranks that the last epoch lost, and of whether the job is over."""
         match event:
             case Agreed():
                 self._missed = set()
@@ -386,8 +382,7 @@ class Supervisor:
                 self._over = True
 
     def _is_repeated(self, event: JobEvent, epoch: int) -> bool:
-        """Whether it was received before: a coordinator that takes over reports the epoch that it finds, since the one
-        before may not have."""
+        """Whether an event is known already: a coordinator that takes over reports its epoch's again."""
         what = type(event), epoch
         if isinstance(event, Agreed | Planned) and what in self._reported:
             return True
@@ -395,7 +390,7 @@ class Supervisor:
         return False
 
     def _on_coordinator_exit(self) -> None:
-        """Take note of its end, which stops nobody; another one takes over."""
+        """Record the coordinator's end, which stops no rank; another one takes over."""
         self._hear_coordinator()
         for child in self._coordination.children():
             self._selector.unregister(child.pidfd)
@@ -407,7 +402,7 @@ class Supervisor:
     # --- The clock ---
 
     def _on_tick(self, now: float) -> None:
-        """Do what is due without a message: signals, ending others, a new coordinator, the progress."""
+        """Handle signals, hangs, restarts of the coordinator and the progress display, which need no message."""
         if self._stop.requests > self._heeded:
             self._heeded = self._stop.requests
             self._on_stop_request()
@@ -423,15 +418,14 @@ class Supervisor:
         self._progress.draw()
 
     def _look_for_hanging(self, now: float) -> None:
-        """A rank in a call that has hung for long and that stops all of its threads cannot say so itself. One that was
-        left out meanwhile hinders nobody."""
+        """Fail a member in a hung call that blocks all of its threads: it cannot report that itself."""
         for rank, child in enumerate(self._children):
             hanging = child.watchdog.overdue(now) if child.status is None and rank in self._members else None
             if hanging is not None and rank not in self._failures:
                 self._fail(rank, Failure(child.name, hanging))
 
     def _show_trouble(self) -> None:
-        """Tell the user once that files cannot be written, and once that they can."""
+        """Show the user once that files cannot be written, and once that they can."""
         trouble = self._recorder.directory.trouble or self._store_trouble
         if trouble != self._trouble:
             self._log.info(trouble or f"{self._recorder.directory.path}: can be written again")
@@ -442,7 +436,7 @@ class Supervisor:
         return not cause_of((*self._failures.values(), *self._lost.values())).follows
 
     def _only_left_out_run(self, now: float) -> bool:
-        """Whether all members have ended, and the rest, stopped ones for instance, has had time to do so too."""
+        """Whether all members have ended, and the rest, such as stopped ranks, has had `grace_s` to do so."""
         running = {rank for rank, child in enumerate(self._children) if child.status is None}
         over = bool(running and (self._done or self._lost)) and not running & self._members
         if not over:
@@ -455,7 +449,7 @@ class Supervisor:
         if self._heeded == 1 and not self._failures:
             self._log.info("stopping after the current step; once more ends the workers at once")
             self._recorder.event(Stopping(steps=self._recorder.steps))
-            # The wish travels with the ranks' votes: all stop after the same step.
+            # The request travels with the ranks' votes: all stop after the same step.
             for rank in range(self._spec.ranks):
                 self._tell(rank, "halt")
             return
@@ -468,7 +462,7 @@ class Supervisor:
             child.signal(signal.SIGKILL)
 
     def _tell(self, rank: int, kind: str, **fields: Any) -> None:
-        """Send a message. That a worker is gone is noticed by its process, not here."""
+        """Send a message. The end of a worker is detected by its process, not here."""
         try:
             self._children[rank].channel.send(kind, **fields)
         except ChannelClosed:

@@ -1,1 +1,1 @@
-"""What the user sees of a run: progress, metrics, events and the files of the run directory."""
+"""The user's view of a run: progress, metrics, events and the files of the run directory."""

@@ -1,9 +1,9 @@
-"""Lines of `events.jsonl` that the launcher and the coordinator write, by their `kind`; ranks' own: `rank_events`.
+"""Lines of `events.jsonl` that the launcher and the coordinator write, by `kind`; those of ranks: `rank_events`.
 
     {"t_ms": 8.1, "kind": "stopped", "epoch": 0, "members": [0, 1, 3]}   is   Stopped(members=[0, 1, 3])
 
-The types say what a line has beside `t_ms`, `kind` and `epoch`. The coordinator makes its events in
-`control/coordinator/event_log.py`. Fields that are UNSET are not written.
+The types list the fields of a line beside `t_ms`, `kind` and `epoch`; UNSET ones are not written. The coordinator makes
+its events in `control/coordinator/event_log.py`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from elaswave_fx.observe.run_event import RunEvent
 
 
 class JobEvent(RunEvent, frozen=True, kw_only=True):
-    """Base of those of the launcher and the coordinator."""
+    """Base of the launcher's and the coordinator's events."""
 
 
 class Planned(JobEvent, frozen=True, kw_only=True, tag="planned"):
     """The plan of an epoch; of the first one only `units`, `samples`, `world_size`."""
 
     reason: str | UnsetType = UNSET
-    """What was chosen, and what it beat."""
+    """The choice, and the alternatives that it beat."""
     plan_ms: float | UnsetType = UNSET
     lines: list[str] | UnsetType = UNSET
-    """What changes, in words."""
+    """The changes, as text."""
     layout: str | UnsetType = UNSET
-    """If the same ranks take another one."""
+    """The new layout, if the same ranks take another one."""
     units: int | UnsetType = UNSET
     samples: int | UnsetType = UNSET
     world_size: int | UnsetType = UNSET
@@ -38,7 +38,7 @@ class Started(JobEvent, frozen=True, kw_only=True, tag="started"):
     """All processes are up."""
 
     pids: dict[str, int]
-    """By rank."""
+    """Process ids by rank."""
 
 
 class Detected(JobEvent, frozen=True, kw_only=True, tag="detected"):
@@ -46,10 +46,10 @@ class Detected(JobEvent, frozen=True, kw_only=True, tag="detected"):
 
     rank: int | None
     ranks: list[int] | UnsetType = UNSET
-    """All that failed; empty if a step failed and no rank is accused."""
+    """All failed ranks; empty if a step failed and no rank is the suspect."""
     cause: str
     silent_ms: float | UnsetType | None = UNSET
-    """Since the last heartbeat or report; null if there was none."""
+    """Time since the last heartbeat or report; null if there was none."""
     exited: bool | UnsetType = UNSET
     """The launcher has reported the end of the process."""
 
@@ -85,13 +85,13 @@ class Agreed(JobEvent, frozen=True, kw_only=True, tag="agreed"):
     back: list[int] | UnsetType = UNSET
     """Evicted ranks that rejoin with their state."""
     step: int
-    """The one to resume at."""
+    """The step to resume at."""
     steps_redone: int | None
     how: str | None
     """How the step in flight ended: `rolled forward`, `done again`, `rolled back`; null from a new coordinator."""
     why: str
     rolled_back_to: int | UnsetType = UNSET
-    """If replicas were lost."""
+    """The step of a rollback, if replicas were lost."""
 
 
 class Slowed(JobEvent, frozen=True, kw_only=True, tag="slowed"):
@@ -99,7 +99,7 @@ class Slowed(JobEvent, frozen=True, kw_only=True, tag="slowed"):
 
     speeds: dict[str, float]
     tried: list[int]
-    """Those on probation: they had no work because they were slow, and get a little."""
+    """Ranks on probation: they had no work because they were slow, and get a little."""
 
 
 class Recovery(JobEvent, frozen=True, kw_only=True, tag="recovery"):
@@ -110,20 +110,20 @@ class Recovery(JobEvent, frozen=True, kw_only=True, tag="recovery"):
     cause: str | UnsetType = UNSET
     step: int | UnsetType | None = UNSET
     members: int | UnsetType = UNSET
-    """How many ranks the new epoch has."""
+    """Number of ranks of the new epoch."""
     steps_redone: int | UnsetType | None = UNSET
     rolled_back_to: int | UnsetType = UNSET
     bytes_moved: int | UnsetType | None = UNSET
     detect_ms: float | UnsetType | None = UNSET
-    """From the fault, or the last sign of life, to the end of the epoch."""
+    """Time from the fault, or the last sign of life, to the end of the epoch."""
     abort_ms: float | UnsetType | None = UNSET
-    """Until all ranks left the step."""
+    """Time until all ranks left the step."""
     agree_ms: float | UnsetType | None = UNSET
     plan_ms: float | UnsetType | None = UNSET
     edit_ms: float | UnsetType | None = UNSET
     transfer_ms: float | UnsetType | None = UNSET
     mttr_ms: float | UnsetType | None = UNSET
-    """From the fault to the next commit, less a usual step; null if no commit followed."""
+    """Time from the fault to the next commit, less a usual step; null if no commit followed."""
 
 
 class Stopping(JobEvent, frozen=True, kw_only=True, tag="stopping"):

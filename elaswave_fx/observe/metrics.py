@@ -1,11 +1,11 @@
-"""This module turns what ranks report into what is written: a line per committed step, from the first that reports it.
+"""Turns ranks' step reports into metrics lines: one per committed step, from the first report of it.
 
     book = StepBook(units=4, samples=8)
     book.add(StepReport(step=0, loss=5.5, tokens=1024, step_ms=20.0, lr=1e-3, grad_norm=1.2, world_size=2, …))
         ->  (StepLine(step=0, loss=5.5, …),)
     book.add(StepReport(step=0, …))   ->  ()
 
-Coverage is counted from what ranks say that they consumed, never from the plan.
+Coverage is counted from the samples that ranks report as consumed, never from the plan.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class StepReport:
     """A rank's report of a committed step, which holds for all ranks.
 
     `loss` is the mean over the step (loss sum / count) and `tokens` the count of the whole step. `memory_peak_mb` is
-    that of the fullest rank. `energy_j`: of all ranks, by the watts of their clocks. `alive_at_s` is the monotonic time
-    of the commit before this one: every member has voted since. `unchanged`: why the step has changed no parameter, if
-    it has not.
+    that of the fullest rank. `energy_j`: all ranks' energy, from the watts of their clocks. `alive_at_s` is the
+    monotonic time of the previous commit: every member has voted since. `unchanged`: why the step changed no parameter,
+    if so.
     """
 
     step: int
@@ -46,7 +46,6 @@ class StepReport:
 
     @staticmethod
     def from_fields(fields: Mapping[str, Any]) -> StepReport:
-        """Read the fields of a message."""
         return StepReport(**{**fields, "consumed": tuple(tuple(tile) for tile in fields["consumed"])})
 
 
@@ -55,20 +54,20 @@ class StepLine:
     """A line of `metrics.jsonl`, for each committed step. A value that is not finite is `null`."""
 
     step: int
-    """From 0."""
+    """Counted from 0."""
     loss: float
     """Mean over the step: loss sum / count."""
     tokens: int
-    """The count: targets that the loss was summed over; samples where a sample has one label."""
+    """The count of targets in the loss; samples if a sample has one label."""
     step_ms: float
-    """From commit to commit at the rank that reported first; in the first step of an epoch, from when it was ready."""
+    """Time between commits at the rank that reported first; in an epoch's first step, from when that rank was ready."""
     epoch: int
     """The epoch that committed the step."""
     world_size: int
-    """The ranks that took part."""
+    """Number of ranks that took part."""
     lr: float
     grad_norm: float
-    """Of the mean gradient over all parameters, before clipping."""
+    """Norm of the mean gradient over all parameters, before clipping."""
     tokens_per_s: float
     """`tokens` / `step_ms`."""
     memory_peak_mb: float
@@ -82,8 +81,8 @@ class StepLine:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of samples whose whole work (every unit) was done at least once, more than once, and not at all, be it
-    that the plan left them out."""
+    """Numbers of samples whose whole work (every unit) was done at least once, more than once, or not at all, for
+    example because the plan skipped them."""
 
     seen: int = 0
     duplicated: int = 0
@@ -97,7 +96,7 @@ def coverage(tiles: Iterable[Consumed], units: int, samples: int) -> Coverage:
     """Count how `tiles` cover the work plane of one step, `units` x `samples`.
 
     A sample is seen when all its units were computed, skipped otherwise; duplicated when a unit was computed twice.
-    Between the borders of tiles nothing changes, so one look per strip of samples is enough.
+    Within a strip between tile borders all samples are alike, so each strip is counted once.
     """
     tiles = tuple(tiles)
     borders = sorted({0, samples, *(min(max(b, 0), samples) for tile in tiles for b in tile[2:])})
@@ -114,16 +113,16 @@ def coverage(tiles: Iterable[Consumed], units: int, samples: int) -> Coverage:
 
 
 class StepBook:
-    """Takes the first report of every step. Lines come out in step order, each once, from `first` on."""
+    """The first report of every step, as lines in step order, each once, from `first` on."""
 
     def __init__(self, units: int, samples: int, first: int = 0) -> None:
         self.units, self.samples = units, samples
         self._first = self._next = first
         self._ahead: dict[int, StepReport] = {}
-        self._odd: dict[int, Coverage] = {}  # of steps that were not covered once, which a run has none or few of
+        self._odd: dict[int, Coverage] = {}  # of steps not covered exactly once: few or none
 
     def add(self, report: StepReport) -> tuple[StepLine, ...]:
-        """The lines that this report brings: none if the step is known; later ones too, if they waited for it."""
+        """Add a report; return the lines that it completes: none for a known step, more if later ones waited."""
         if report.step >= self._next:
             self._ahead.setdefault(report.step, report)
         lines = []
@@ -137,20 +136,19 @@ class StepBook:
         return tuple(lines)
 
     def rewind(self, step: int) -> None:
-        """Forget steps from `step` on: they are done again from a checkpoint."""
+        """Forget steps from `step` on, which are replayed from a checkpoint."""
         self._next = max(self._first, min(self._next, step))
         self._odd = {odd: covered for odd, covered in self._odd.items() if odd < self._next}
         self._ahead.clear()
 
     @property
     def covered(self) -> Coverage:
-        """The coverage of all lines together."""
         even = self._next - self._first - len(self._odd)
         return sum(self._odd.values(), Coverage(seen=even * self.samples))
 
 
 def step_line(report: StepReport, samples: int) -> StepLine:
-    """Make the line of a step from its report; `samples` were computed."""
+    """Return the line of a step; `samples` were computed."""
     return StepLine(
         step=report.step,
         loss=report.loss,
@@ -173,28 +171,28 @@ class Summary:
     """`summary.json`, written last, however the run ended."""
 
     steps: int
-    """Steps of the whole run, with those before a checkpoint that it resumed from."""
+    """Steps of the whole run, including those before the checkpoint that it resumed from."""
     loss_first: float | None
     loss_last: float | None
     samples_seen: int
-    """Counted from what ranks consumed; seen + skipped are the batches of all steps."""
+    """Samples that ranks consumed; seen + skipped are the batches of all steps."""
     samples_duplicated: int
     samples_skipped: int
     params_digest: str | None
-    """Of all parameters (fp32, by name): SHA-256 over the SHA-256 of each 16 MiB chunk; independent of the layout."""
+    """Digest of all parameters (fp32, by name), for any layout: SHA-256 over the SHA-256 of each 16 MiB chunk."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
-    """An entry per failure, with the fields of the event `recovery`; one during a recovery belongs to its entry."""
+    """One entry per failure, with the fields of the event `recovery`; one during a recovery belongs to its entry."""
     left: tuple[Mapping[str, Any], ...] = ()
     """`rank`, `step`, `cause` of each drained rank."""
     eval_loss_last: float | None = None
     outcome: str
     """`completed`, `interrupted` or `failed`."""
     reason: str | None = None
-    """Of the latter two."""
+    """The reason of the latter two outcomes."""
     wall_s: float
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """`extra`, what workers added at their end, lies beside the other keys."""
+        """The fields as JSON, merged with `extra`, which workers added at their end."""
         fields = dataclasses.asdict(self)
         return {**fields.pop("extra"), **fields}

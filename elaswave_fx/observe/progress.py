@@ -2,7 +2,7 @@
 
     step 120/200  loss 2.4131  118,204 tokens/s  34.7 ms/step  0:00:03 left
 
-It is drawn by whoever calls, never by a thread of its own.
+The calling thread draws it; there is no thread of its own.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from elaswave_fx.observe.run_log import RunLog
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.1
 _SMOOTHING = 0.1
-"""The newest step has this weight in the shown means, which then follow about ten steps."""
+"""Weight of the newest step in the shown means, which so follow about ten steps."""
 
 
 class StepProgress:
-    """The progress over `steps`, of which `done` came before. It is a context manager."""
+    """The progress over `steps`, of which `done` are already completed; a context manager."""
 
     def __init__(self, steps: int, log: RunLog, clock: Callable[[], float] = time.monotonic, done: int = 0) -> None:
         self.steps, self._log, self._clock = steps, log, clock
         self._last: StepLine | None = None
         self._done = done
-        self._step_s = 0.0  # The smoothed time between commits, from which the time left is estimated.
+        self._step_s = 0.0  # smoothed time between commits, for the estimate of the time left
         self._committed_at: float | None = None
         self._drawn_at = -float("inf")
         self._shown = done
@@ -55,7 +55,7 @@ class StepProgress:
                 self._log.info(self.line())
 
     def phase(self, text: str) -> None:
-        """Say what is going on before the first step."""
+        """Show the current phase before the first step."""
         if self._bar is not None:
             self._bar.update(self._task, description=text)
             self._bar.refresh()
@@ -63,7 +63,7 @@ class StepProgress:
             self._log.info(text)
 
     def step(self, line: StepLine) -> None:
-        """Take a committed step; it is drawn when it is time."""
+        """Record a committed step and draw if it is time."""
         now = self._clock()
         since = line.step_ms / 1e3 if self._committed_at is None else now - self._committed_at
         self._committed_at = now
@@ -72,11 +72,11 @@ class StepProgress:
         self.draw()
 
     def rewind(self, step: int) -> None:
-        """Take back the steps from `step` on, which are done again."""
+        """Take back the steps from `step` on, which will be replayed."""
         self._done = min(self._done, step)
 
     def draw(self, last: bool = False) -> None:
-        """Show the newest step, at most every `LINE_EVERY_S` (lines) or `DRAW_EVERY_S` (bar), and at the end."""
+        """Draw the newest step, at most every `LINE_EVERY_S` (lines) or `DRAW_EVERY_S` (bar), and at the end."""
         every = LINE_EVERY_S if self._bar is None else DRAW_EVERY_S
         now = self._clock()
         if self._last is None or not (last or now - self._drawn_at >= every):
@@ -90,7 +90,7 @@ class StepProgress:
         self._shown = self._done
 
     def line(self) -> str:
-        """Return the newest step in words, or an empty text before the first."""
+        """Return the newest step as text, empty before the first."""
         if self._last is None:
             return ""
         step_s = max(self._step_s, 1e-9)

@@ -1,9 +1,9 @@
-"""Events that a rank reports, beside its steps: each is a line of `events.jsonl`, whose `kind` is the tag here.
+"""Events that a rank reports besides its steps: each is a line of `events.jsonl`, whose `kind` is the tag here.
 
     context.report_event(Edited(ms=3.1), epoch=2)  ->  {"t_ms": 8.4, "kind": "edited", "epoch": 2, "rank": 0, "ms": 3.1}
 
-Fields have bounds: a rank that joined may be of any user, and what it reports goes into the files of the run. The
-docstrings here are the table in docs/reference/events.md.
+Fields have bounds: a joiner may belong to any user, and its reports go into the files of the run. The docstrings here
+are the table in docs/reference/events.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class RankEvent(RunEvent, frozen=True, kw_only=True):
-    """Base of those that ranks report."""
+    """Base of the events that ranks report."""
 
     rank: int | msgspec.UnsetType = msgspec.UNSET
     """The rank that reports it; set by whoever receives the report."""
@@ -34,10 +34,10 @@ class Joined(RankEvent, frozen=True, tag="joined"):
 
 
 class Drained(RankEvent, frozen=True, tag="left"):
-    """With `asked`, the rank was drained."""
+    """The rank was drained, if `asked`."""
 
     step: Step
-    """Its last one."""
+    """The rank's last step."""
     cause: Words
     asked: Literal[True]
 
@@ -49,9 +49,9 @@ class FaultStrikes(RankEvent, frozen=True, tag="fault"):
     fault: Name
     phase: Name
     seconds: float | None = None
-    """For which a rank is suspended or cut off."""
+    """Duration for which a rank is suspended or cut off."""
     speed: float | None = None
-    """Of a rank that is slowed down."""
+    """Speed of a slowed rank."""
 
 
 class Edited(RankEvent, frozen=True, tag="edited"):
@@ -65,9 +65,9 @@ class Transferred(RankEvent, frozen=True, tag="transferred"):
 
     ms: float
     bytes: Count
-    """Of all ranks."""
+    """Bytes that all ranks received."""
     bytes_behind: Count
-    """Of replicas that sync during the next steps."""
+    """Bytes of replicas that sync during the next steps."""
 
 
 class Resumed(RankEvent, frozen=True, tag="resumed"):
@@ -107,9 +107,9 @@ class CheckpointWritten(RankEvent, frozen=True, tag="checkpoint"):
     """A checkpoint is complete, or failed."""
 
     step: Step
-    """Steps done."""
+    """Completed steps."""
     failed: Words | None = None
-    """Why, if it did."""
+    """The reason of a failure."""
     path: Name | None = None
     megabytes: float | None = None
     copy_ms: float | None = None
@@ -117,13 +117,13 @@ class CheckpointWritten(RankEvent, frozen=True, tag="checkpoint"):
 
 
 class ClockSet(RankEvent, frozen=True, tag="clock"):
-    """A clock was to be set; the launcher restores those of killed ranks."""
+    """A clock was set, or could not be set; the launcher restores those of killed ranks."""
 
     outcome: Literal["applied", "unsupported", "denied", "restored"]
     wanted_mhz: float | None
-    """Null: as before the run."""
+    """The requested clock; null: as before the run."""
     mhz: float | None
-    """As read back."""
+    """The clock as read back."""
     why: Words
 
 
@@ -143,26 +143,26 @@ class Predicted(RankEvent, frozen=True, tag="predicted"):
     predicted_pipeline_ms: float
     """The schedule, simulated."""
     pipeline_ms: float
-    """First kernel to last one, of the slowest rank."""
+    """Time from first to last kernel, of the slowest rank."""
     predicted_exchange_ms: float
-    """Messages of reduce, copy and gather alone."""
+    """Time of the messages of reduce, copy and gather alone."""
     exchange_ms: float
     """The rest of the step."""
     predicted_update_ms: float
-    """Of the rank that keeps most state, as measured at the build."""
+    """Time on the rank with most state, as measured at the build."""
     update_ms: float
-    """The optimizer, of owned boxes and of replicas."""
+    """Time of the optimizer, on owned boxes and on replicas."""
     predicted_step_ms: float
     step_ms: float
-    """Of the slowest rank, from commit to commit."""
+    """Time between commits, of the slowest rank."""
     pipeline_over_predicted: float
     step_over_predicted: float
     overslept_share: float | None = None
-    """Emulated runs only: by how much sleeps were too long, over modelled time."""
+    """Emulated runs only: excess of sleeps over modelled time."""
 
 
 OF_ANY_RANK: tuple[type[RankEvent], ...] = (
     Joined, Drained, Edited, Transferred, Resumed, CaughtUp, CopyDiffered, UpdateSkipped, GaveUp, CheckpointWritten,
     ClockSet, ModelElsewhere, Predicted,
 )  # fmt: skip
-"""What a rank that no launcher started may say, too."""
+"""Events that joiners may report, too."""

@@ -1,9 +1,7 @@
-"""The recorder writes down what a run does, as it does it, and sums it up at its end.
+"""Writes a run's steps and events as they happen, and its summary at the end.
 
-recorder = Recorder.create(run_dir)
-recorder.planned(plan_text, units=14, samples=32, world=4)
-recorder.step(report)  ->  the lines that it brings
-recorder.finish("completed", None)
+recorder = Recorder.create(run_dir) recorder.planned(plan_text, units=14, samples=32, world=4) recorder.step(report)  ->
+the lines that it completes recorder.finish("completed", None)
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from elaswave_fx.observe.run_event import RunEvent, fields_of
 
 
 class Recorder:
-    """The record of a run; the launcher's one thread owns it."""
+    """The record of a run; only the launcher's one thread uses it."""
 
     def __init__(
         self,
@@ -32,7 +30,7 @@ class Recorder:
         began_s: float | None = None,
     ) -> None:
         self.directory = directory
-        self.steps = self._first_step = first_step  # `steps` counts the committed ones.
+        self.steps = self._first_step = first_step  # `steps`: number of committed steps
         self._clock, self.began_s = clock, clock() if began_s is None else began_s
         self._book: StepBook | None = None
         self._first: StepLine | None = None
@@ -47,25 +45,25 @@ class Recorder:
         self._ends: dict[int, Mapping[str, Any]] = {}
         events = directory.lines("events.jsonl")
         self._recoveries = Recoveries(_recovery_of(line) for line in events if line["kind"] == "recovery")
-        self.faults: set[tuple[int, str]] = set()  # These ranks have had theirs, of that kind.
+        self.faults: set[tuple[int, str]] = set()  # (rank, kind) of the faults that fired
         self._left = [_left_of(line) for line in events if line["kind"] == "left" and line.get("asked")]
-        self.gave_up: str | None = None  # why the workers end the run
-        self._has_learned = False  # A step from `first_step` on has changed a parameter.
-        self._unchanged = ""  # why the last one did not that has not
-        self.plane: tuple[int, int] | None = None  # A step is so many units x samples.
+        self.gave_up: str | None = None  # why the workers end the run early
+        self._has_learned = False  # whether a step from `first_step` on has changed a parameter
+        self._unchanged = ""  # why the last such step did not
+        self.plane: tuple[int, int] | None = None  # (units, samples) of a step
 
     @staticmethod
     def create(run_dir: Path, first_step: int = 0, same_run: bool = False, began_s: float | None = None) -> Recorder:
-        """Make the record of a run that begins after `first_step` committed steps. If the run of this directory made
-        them (`same_run`), its lines are kept. `began_s`: when the launcher began, by the monotonic clock.
+        """Create the record of a run that begins after `first_step` committed steps. `same_run`: they are of this
+        directory, so its lines are kept. `began_s`: the launcher's start, by the monotonic clock.
 
-        Raises `ConfigError` when the directory cannot be written.
+        Raises `ConfigError` if the directory cannot be written.
         """
         return Recorder(RunDirectory.create(run_dir, first_step if same_run else None), first_step, began_s=began_s)
 
     @staticmethod
     def rejoin(run_dir: Path, first_step: int, began_s: float) -> Recorder:
-        """Go on with the record of a run whose launcher is gone, after the last step in it. Raises `OSError`."""
+        """Continue the record of a run whose launcher has died, after its last step. Raises `OSError`."""
         directory = RunDirectory.rejoin(run_dir)
         done = max((line["step"] + 1 for line in directory.lines("metrics.jsonl")), default=first_step)
         recorder = Recorder(directory, done, began_s=began_s)
@@ -75,7 +73,7 @@ class Recorder:
         return recorder
 
     def planned(self, plan: str, units: int, samples: int, world: int) -> None:
-        """Write the first plan; steps can be recorded from here on."""
+        """Write the first plan; steps can be recorded after this."""
         self.directory.plan(0, plan)
         self._expect(units, samples)
         self.event(Planned(units=units, samples=samples, world_size=world))
@@ -87,9 +85,8 @@ class Recorder:
         self._book = StepBook(units, samples, self._first_step)
 
     def event(self, event: RunEvent, epoch: int = 0, at_s: float | None = None) -> Mapping[str, Any] | None:
-        """Write a line of `events.jsonl`, stamped with the time since the launcher began. `at_s` is the monotonic
-        moment at which it happened, if another process reports it; None: now. Return the recovery that has ended with
-        it, or of which more is known now."""
+        """Write a line of `events.jsonl`, timed since the launcher's start. `at_s`: its monotonic time, if another
+        process reports it; None: now. Return the recovery that it completes or corrects, if any."""
         at_s = self._clock() if at_s is None else at_s
         fields = fields_of(event)
         self.directory.event(1e3 * (at_s - self.began_s), fields.pop("event"), epoch, **fields)
@@ -107,13 +104,13 @@ class Recorder:
         return recovery
 
     def _recovery(self, entry: Mapping[str, Any] | None) -> None:
-        """Write a recovery down when it has ended, so that it outlives the launcher, and a run that goes on has it."""
+        """Write a finished recovery to the file, so that it survives the launcher and a resumed run reads it."""
         if entry is not None:
             fields = {key: value for key, value in entry.items() if key != "epoch"}
             self.directory.event(1e3 * (self._clock() - self.began_s), "recovery", entry["epoch"], **fields)
 
     def step(self, report: StepReport) -> tuple[StepLine, ...]:
-        """Take a rank's report of a committed step. Lines that it brings are written and returned."""
+        """Record a rank's report of a committed step. Write and return the lines that it completes."""
         assert self._book is not None, "a step before the plan"
         lines = self._book.add(report)
         self._has_learned = self._has_learned or report.unchanged is None
@@ -130,7 +127,7 @@ class Recorder:
         return lines
 
     def _rewind(self, step: int) -> None:
-        """Forget the steps from `step` on: they did not happen, and their lines go."""
+        """Drop the steps from `step` on and their lines: they were rolled back."""
         if self._book is not None and step < self.steps:
             self._book.rewind(step)
             self.directory.rewind(step)
@@ -140,26 +137,25 @@ class Recorder:
 
     @property
     def learned_nothing(self) -> str | None:
-        """Why no step has changed a parameter, in words; None if one has, or none was done."""
+        """Why no step changed a parameter, as text; None if one did, or there was none."""
         count = self.steps - self._first_step
         if self._has_learned or not count:
             return None
         return f"none of the {count} steps has changed a parameter: in the last one {self._unchanged}"
 
     def evaluation(self, step: int, loss: float, count: int) -> None:
-        """Write a mean held-out loss. One that is made again, because a rank was lost right after it, is passed
-        over."""
+        """Write a mean held-out loss; ignore a repetition, which follows a loss of a rank."""
         if step <= self._eval_step:
             return
         self.directory.evaluation(step, loss, count)
         self._eval_loss, self._eval_step = loss, step
 
     def ended(self, rank: int, summary: Mapping[str, Any]) -> None:
-        """Keep what a rank adds to the summary."""
+        """Keep a rank's part of the summary."""
         self._ends[rank] = summary
 
     def finish(self, outcome: str, reason: str | None, ledger_head: str | None = None) -> None:
-        """Write the summary and close the files. `ledger_head`: the hash of the ledger's last line, if it is known."""
+        """Write the summary and close the files. `ledger_head`: the hash of the ledger's last line, if known."""
         extra: dict[str, Any] = {"ledger_head": ledger_head}
         for rank in sorted(self._ends, reverse=True):
             extra.update(self._ends[rank])
@@ -187,8 +183,7 @@ class Recorder:
         self.directory.close()
 
     def _covered(self) -> Coverage:
-        """The coverage of the whole run. Of the steps before a checkpoint all samples were seen once, but for those
-        that lines of this directory say were left out."""
+        """The coverage of the whole run. Steps before a checkpoint count as seen, except for logged skipped samples."""
         if self._book is None:
             return Coverage()
         batch = self._book.samples
@@ -196,7 +191,7 @@ class Recorder:
         return self._book.covered + Coverage(seen=self._first_step * batch - skipped, skipped=skipped)
 
     def closing_line(self) -> str:
-        """Return the run in one line."""
+        """Return the run's result in one line."""
         if self._first is None or self._last is None:
             done = f"all {self.steps} steps were done before" if self.steps else "no steps"
             return f"{done}; {self.directory.path}"

@@ -1,17 +1,16 @@
-"""This module makes recoveries of a run's events: what was lost, how long each part took, what was done again.
+"""Derives recoveries from a run's events: the lost ranks, the time of each part, the replayed steps.
 
-In: events as they come, with the sender's time, and the durations of steps. Out: `recovery` events, which are the
-`recoveries` of `summary.json`.
+In: events in order of arrival, with the sender's time, and the durations of steps. Out: `recovery` events, which are
+the `recoveries` of `summary.json`.
 
     FaultStrikes, Detected, Stopped, Agreed, Planned, Edited(ms), Transferred(ms, bytes), Resumed(step)
         ->  {"cause": "kill in step 12, phase backward", "rank": 2, "step": 12, "detect_ms": 0.8, …, "mttr_ms": 31.0}
 
-A loss while another one is being recovered from belongs to the same entry: it ends when a step is committed again. How
-a process has ended may be known only after that, because the kernel takes it apart first; the entry is told again then.
+A loss during a recovery belongs to the same entry, which ends with the next committed step. A process's exit may be
+known only later, because the kernel frees its memory first; the entry is then written again.
 
-Times count from the last sign of life of the rank that was lost first: the fault, if the victim told of one; else its
-last heartbeat, or the last commit that needed it. So `detect_ms` and `mttr_ms` are upper bounds, whoever struck. What
-was not observed is None.
+Times count from the last sign of life of the first lost rank: the fault, if the victim reported it; else its last
+heartbeat, or the last commit that needed it. So `detect_ms` and `mttr_ms` are upper bounds. Unobserved values are None.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from elaswave_fx.observe.rank_events import Edited, FaultStrikes, Resumed, Trans
 from elaswave_fx.observe.run_event import RunEvent
 
 _SEEN, _ENDED, _STRUCK = 1, 2, 3
-"""Who tells of a loss, those who know more having the larger numbers: the others, the process's end, the fault."""
+"""Sources of a loss's cause, the better one larger: the other ranks, the process's exit, the fault."""
 
 NORMAL_STEPS = 10
-"""The median of this many steps before a loss says how long a normal one takes."""
+"""Number of steps before a loss whose median is the normal step time."""
 
 
 _NO_LOSSES = ("slow", "leave", "join")
 _MOST_EARLY = 64
-"""Parts, and times of steps, that are kept because a loss may be read after what followed it."""
+"""Number of parts, and of step times, that are kept in case a loss is read after its consequences."""
 
 
 Kind = TypeVar("Kind", bound=RunEvent, covariant=True)
@@ -55,19 +54,19 @@ _Sign = _Part[FaultStrikes | Left | Detected]
 
 @dataclass
 class _Open:
-    """A recovery under way. It was first heard of at `first_s`; all ranks were last known to be alive at `alive_s`.
-    `signs_s` holds the last sign of life of single ranks, `faults_s` when they were struck, as they said."""
+    """A recovery in progress. `first_s`: its first sign; `alive_s`: when all ranks were last known to be alive;
+    `signs_s`: last sign of life by rank; `faults_s`: reported times of faults by rank."""
 
     first_s: float
     alive_s: float | None
     normal_s: float | None
     signs_s: dict[int, float] = field(default_factory=dict)
     faults_s: dict[int, float] = field(default_factory=dict)
-    lost_in: int = -1  # The newest epoch in which a loss was told of. What brings the job on is of a later one.
+    lost_in: int = -1  # newest epoch with a loss; parts of the recovery belong to later ones
     epoch: int = 0
     ranks: list[int] = field(default_factory=list)
     causes: dict[int, tuple[int, str]] = field(default_factory=dict)
-    exited: set[int] = field(default_factory=set)  # The processes of these have ended.
+    exited: set[int] = field(default_factory=set)  # ranks whose processes have ended
     step: int | None = None
     detected_s: float | None = None
     stopped_s: float | None = None
@@ -75,54 +74,53 @@ class _Open:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def lost(self, rank: int, cause: str, worth: int) -> None:
-        """Take one more sign of a loss. The cause is told by who knows best: the fault, the process's end, the
-        others."""
+        """Add a sign of a loss. The best source gives the cause: the fault, the process's exit, the other ranks."""
         if rank not in self.ranks:
             self.ranks.append(rank)
         if worth > self.causes.get(rank, (0, ""))[0]:
             self.causes[rank] = (worth, cause)
 
     def began_s(self) -> float | None:
-        """Return the last sign of life of whoever was lost first, or of everybody if nobody was lost. A step that
-        failed before for another reason belongs to the same recovery."""
+        """Return the last sign of life of the first lost rank, or of all ranks if none was lost. An earlier step that
+        failed for another reason belongs to the same recovery."""
         lost = [self._last_sign_s(rank) for rank in self.ranks or self.faults_s] or [self.alive_s]
         known = [sign_s for sign_s in lost if sign_s is not None]
         return min(self.first_s, *known) if known else None
 
     def _last_sign_s(self, rank: int) -> float | None:
-        """A fault carries the time at which the launcher read of it, which may be after the others have noticed."""
+        """Return a rank's last sign of life. A fault's time, when the launcher read it, may follow its detection."""
         fault_s = self.faults_s.get(rank)
         if fault_s is not None and (self.detected_s is None or fault_s <= self.detected_s):
             return fault_s
         return self.signs_s.get(rank, self.alive_s)
 
     def settle(self, members: list[int], lost: list[int]) -> None:
-        """Drop accused ranks that have stayed: where links broke, both ends accuse each other."""
+        """Drop suspects that stayed: where a link broke, both ends suspect each other."""
         self.ranks = [rank for rank in self.ranks if rank not in members]
         for rank in lost:
             self.lost(rank, f"the others went on without rank {rank}", _SEEN)
 
 
 class Recoveries:
-    """All recoveries of a run; the recorder feeds it."""
+    """All recoveries of a run, from the recorder's events."""
 
     def __init__(self, earlier: Iterable[dict[str, Any]] = ()) -> None:
-        """`earlier`: those of the parts of the run before."""
+        """`earlier`: recoveries of earlier parts of the run."""
         self._closed: list[dict[str, Any]] = []
         for entry in earlier:
             if self._closed and all(self._closed[-1].get(key) == entry.get(key) for key in ("rank", "step", "mttr_ms")):
-                self._closed.pop()  # It was told again.
+                self._closed.pop()  # It was written again.
             self._closed.append(entry)
-        self._early: deque[_Part] = deque(maxlen=_MOST_EARLY)  # parts that no recovery has taken
-        self._last: tuple[_Open, float] | None = None  # the newest recovery that has ended, and when
-        self._unexplained: dict[int, _Open] = {}  # by rank: the newest recovery, if nobody has said how that one ended
+        self._early: deque[_Part] = deque(maxlen=_MOST_EARLY)  # parts that belong to no recovery yet
+        self._last: tuple[_Open, float] | None = None  # the newest finished recovery, and its end
+        self._unexplained: dict[int, _Open] = {}  # by rank: the newest recovery, while the rank's exit is unknown
         self._steps_s: deque[float] = deque(maxlen=NORMAL_STEPS)
         self._alive_s: deque[float] = deque(maxlen=_MOST_EARLY)  # when all ranks were alive
         self._open: _Open | None = None
-        self._settled: set[int] = set()  # The others have gone on without these ranks.
+        self._settled: set[int] = set()  # lost ranks without which the others resumed
 
     def step(self, step_ms: float, alive_at_s: float | None = None) -> None:
-        """Take a committed step; all of its ranks were alive at `alive_at_s`."""
+        """Record a committed step; all of its ranks were alive at `alive_at_s`."""
         if self._open is not None:
             return
         self._steps_s.append(step_ms / 1e3)
@@ -146,8 +144,8 @@ class Recoveries:
         return None
 
     def _take_part(self, part: _Part) -> dict[str, Any] | None:
-        """Ranks and coordinator are heard apart, so what a rank has done may be read before the loss, and what led to a
-        commit after it; the entry is told again then."""
+        """Record a part. Ranks and coordinator are read from different channels, so a part may arrive before its loss,
+        or after the commit; the entry is then written again."""
         if self._open is not None:
             return self._take(self._open, part)
         if self._last is not None and not isinstance(part.event, Resumed) and part.at_s <= self._last[1]:
@@ -174,13 +172,13 @@ class Recoveries:
             self._open = _Open(sign.at_s, None, statistics.median(self._steps_s) if self._steps_s else None)
         now = self._open
         now.first_s = min(now.first_s, sign.at_s)
-        # Steps that were committed after it may have been read before it.
+        # Later commits may have been read before the sign.
         now.alive_s = max((alive_s for alive_s in self._alive_s if alive_s <= now.first_s), default=None)
         _add_sign(now, sign)
         return self._take_early(now)
 
     def _take_early(self, now: _Open) -> dict[str, Any] | None:
-        """Take what was read before the loss. Parts from before the last sign of life of all are of a planned epoch."""
+        """Record parts that were read before the loss. Earlier than the last sign of life of all: a planned epoch's."""
         began_s = now.first_s if now.alive_s is None else min(now.first_s, now.alive_s)
         early = sorted((part for part in self._early if part.at_s >= began_s), key=lambda part: part.at_s)
         for part in early:
@@ -227,24 +225,24 @@ class Recoveries:
         return self._closed[-1]
 
     def _explain(self, rank: int, cause: str) -> dict[str, Any]:
-        """Return the newest recovery once more, now that it is known how a rank's process has ended."""
+        """Return the newest recovery again, with the now known exit of a rank's process."""
         now = self._unexplained.pop(rank)
         now.lost(rank, cause, _ENDED)
         self._closed[-1] = {**self._closed[-1], "cause": _cause(now)}
         return self._closed[-1]
 
     def _add(self, now: _Open, **parts: float) -> None:
-        """Add to the parts. Those of superseded epochs count too: they passed before the job went on."""
+        """Add durations of parts, including those of superseded epochs, which the recovery took too."""
         for name, value in parts.items():
             now.fields[name] = now.fields.get(name, 0) + value
 
     def entries(self) -> tuple[dict[str, Any], ...]:
-        """Return every recovery so far, the one under way included."""
+        """Return all recoveries so far, including the one in progress."""
         unfinished = self.unfinished()
         return (*self._closed, *([unfinished] if unfinished is not None else ()))
 
     def unfinished(self) -> dict[str, Any] | None:
-        """Return the recovery under way, which has come to no committed step and has no `mttr_ms`."""
+        """Return the recovery in progress, which has no committed step and no `mttr_ms`."""
         return _entry(self._open, None) if self._open is not None else None
 
 
@@ -288,7 +286,7 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
     detect_s, abort_s = _between(began_s, done.detected_s), _between(done.detected_s, done.stopped_s)
     agree_s = _between(done.stopped_s, done.agreed_s)
     if agree_s is not None:
-        agree_s -= done.fields.get("plan_ms", 0.0) / 1e3  # The plan was made between the last report and the epoch.
+        agree_s -= done.fields.get("plan_ms", 0.0) / 1e3  # The plan is made between the last report and the epoch.
     whole_s = _between(began_s, resumed_s)
     mttr_s = whole_s - (done.normal_s or 0.0) if whole_s is not None else None
     unobserved = dict.fromkeys(("plan_ms", "edit_ms", "transfer_ms", "steps_redone", "bytes_moved"))
@@ -308,7 +306,7 @@ def _entry(done: _Open, resumed_s: float | None) -> dict[str, Any]:
 
 
 def _cause(done: _Open) -> str:
-    """Return the causes of those who were lost; if all have stayed, what it looked like at first."""
+    """Return the causes of the lost ranks; if all stayed, the first suspicion."""
     if done.ranks:
         return "; ".join(done.causes[rank][1] for rank in done.ranks)
     return next((f"{cause}; nobody was lost" for _, cause in done.causes.values()), "a step that failed")

@@ -1,8 +1,7 @@
-"""The files of a run, as other programs read them while it goes on: whole lines only, whole files only.
+"""The files of a run. Other programs may read them during the run: they see only whole lines and whole files.
 
-directory = RunDirectory.create(Path("runs/today"))
-directory.step(line)          # a line of metrics.jsonl, on disk when the call returns to the reader's view
-directory.summary(summary)    # summary.json: written beside, then renamed
+directory = RunDirectory.create(Path("runs/today")) directory.step(line)          # a line of metrics.jsonl, visible to
+readers when the call returns directory.summary(summary)    # summary.json: written beside, then renamed
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ _OF_EARLIER_RUNS = (
 
 
 _NO_LINKS = ("logs", "clocks", "earlier", _INITIAL, _LOCK)
-"""A run writes to these, or removes what is in them; `control` and a folder of checkpoints may be links."""
+"""Entries that a run writes or empties, and that may not be links; `control` and a folder of checkpoints may."""
 
 _OF_THE_END = ("summary.json", "plan-*.json", "run.json")
-"""These say how the earlier part of a run went, and are kept in `earlier/` when it is gone on with."""
+"""Files of an earlier part of the run, which move to `earlier/` when it is resumed."""
 
 
 class RunDirectory:
-    """The launcher alone writes it, but for the logs, which belong to the processes, and what the coordinator writes:
-    the ledger, `control/`, and the plans of later epochs."""
+    """A run directory. Only the launcher writes it, except for the processes' logs and the coordinator's files: the
+    ledger, `control/`, plans of later epochs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +60,7 @@ class RunDirectory:
 
     @staticmethod
     def prepare(path: Path) -> None:
-        """Make the directory, and leave what an earlier run left in it. Raises `ConfigError`, also for links in it."""
+        """Create the directory and keep an earlier run's files. Raises `ConfigError`, also for links in it."""
         with _refused(path):
             refuse_links(path, f"hydra.run.dir={path}", _NO_LINKS)
             (path / "logs").mkdir(parents=True, exist_ok=True)
@@ -69,9 +68,9 @@ class RunDirectory:
     @staticmethod
     @contextlib.contextmanager
     def claimed(path: Path) -> Iterator[None]:
-        """Have the directory to ourselves until the end, or for as long as a child that is forked meanwhile lives.
+        """Claim the directory until the end, or until the last child that is forked meanwhile has ended.
 
-        Raises `ConfigError` if somebody has it, or it cannot be written.
+        Raises `ConfigError` if it is claimed or cannot be written.
         """
         with _refused(path):
             descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -80,7 +79,7 @@ class RunDirectory:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(f"hydra.run.dir={path}: another run goes on in it; wait for its end") from error
-            # The lock above is held by whoever is forked from now on, too, this one by the launcher alone.
+            # Later forks inherit the lock above; this one is the launcher's alone.
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
             try:
                 yield
@@ -92,8 +91,8 @@ class RunDirectory:
 
     @staticmethod
     def await_orphans(path: Path, say: Callable[[str], object], timeout_s: float) -> None:
-        """Wait for the ranks of an earlier run there whose launcher is gone: they end their step and save, and what
-        they save is to be gone on with. One whose launcher lives is not waited for, nor any longer than `timeout_s`."""
+        """Wait, at most `timeout_s`, for ranks of an earlier run there whose launcher has died: they finish their step
+        and save, and this run may resume from that. Ranks whose launcher lives are not waited for."""
         until_s = time.monotonic() + timeout_s
         said = False
         while RunDirectory._has_orphans(path) and time.monotonic() < until_s:
@@ -107,7 +106,7 @@ class RunDirectory:
         try:
             descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
-            return False  # `claimed` says why
+            return False  # `claimed` raises the reason
         try:
             return _is_held(descriptor, fcntl.flock) and not _is_held(descriptor, fcntl.lockf)
         finally:
@@ -115,7 +114,7 @@ class RunDirectory:
 
     @staticmethod
     def reserve(path: Path, size: int) -> None:
-        """Take `size` bytes for the model, until it is written or given up. Raises `ConfigError` if there are none."""
+        """Reserve `size` bytes for the model until it is written, or `release`. Raises `ConfigError` without room."""
         try:
             with open_new(path / _RESERVATION) as file:
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))
@@ -127,32 +126,31 @@ class RunDirectory:
 
     @staticmethod
     def release(path: Path) -> None:
-        """Give up what was reserved, if there is any."""
+        """Release the reservation, if any."""
         with contextlib.suppress(OSError):
             (path / _RESERVATION).unlink()
 
     @staticmethod
     def initial(path: Path) -> Path:
-        """Where the builder leaves the initial tensors, for ranks that join and for a return to the beginning."""
+        """The folder of the builder's initial tensors, for joiners and for a rollback to the beginning."""
         return path / _INITIAL
 
     @staticmethod
     def drop_initial(path: Path) -> None:
-        """The job is over, and nobody needs them any more."""
+        """Remove the initial tensors at the end of the job."""
         shutil.rmtree(RunDirectory.initial(path), ignore_errors=True)
 
     @staticmethod
     def holds_run(path: Path) -> bool:
-        """Whether an earlier run has left something there."""
+        """Whether the directory contains an earlier run."""
         return (path / "metrics.jsonl").exists()
 
     @staticmethod
     def create(path: Path, goes_on_at: int | None = None) -> RunDirectory:
-        """Make the directory, and remove what an earlier run left in it.
+        """Create the directory and remove an earlier run's files.
 
-        If the earlier run is gone on with at step `goes_on_at`, only what lies behind it is removed: the lines of steps
-        from there on, which are done again, and the model. Its summary and plans go to `earlier/`. Raises
-        `ConfigError`.
+        If the earlier run is resumed at step `goes_on_at`, only lines of later steps, which are replayed, and the model
+        are removed. Its summary and plans go to `earlier/`. Raises `ConfigError`.
         """
         RunDirectory.prepare(path)
         directory = RunDirectory(path)
@@ -173,14 +171,14 @@ class RunDirectory:
 
     @staticmethod
     def rejoin(path: Path) -> RunDirectory:
-        """Go on with the files of a run whose launcher is gone, from their last whole lines. Raises `OSError`."""
+        """Continue the files of a run whose launcher has died, after their last whole lines. Raises `OSError`."""
         directory = RunDirectory(path)
         for name in ("metrics.jsonl", "eval.jsonl", "events.jsonl"):
             directory._keep(name, lambda line: True)
         return directory
 
     def _set_aside(self) -> None:
-        """Keep what the part of the run that ends here has left, as `earlier/1`, `earlier/2` and so on."""
+        """Move the files of the run's earlier part to `earlier/1`, `earlier/2` and so on."""
         found = [old for pattern in _OF_THE_END for old in self.path.glob(pattern)]
         if found:
             number = 1 + sum(1 for _ in self.path.glob("earlier/*"))
@@ -190,7 +188,7 @@ class RunDirectory:
                 old.rename(folder / old.name)
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the whole lines of a file, none if there is no such file."""
+        """Return the whole lines of a file, none if it does not exist."""
         return json_lines(self.path / name)
 
     def _keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
@@ -203,19 +201,17 @@ class RunDirectory:
         return self.path / "logs" / f"{name}.log"
 
     def plan(self, epoch: int, text: str) -> None:
-        """Write plan-EPOCH.json."""
         self._replace(f"plan-{epoch}.json", text if text.endswith("\n") else text + "\n")
 
     def run(self, fields: Mapping[str, Any]) -> None:
-        """Write run.json: what the run, or this part of it, is of."""
+        """Write run.json: what this run, or this part of it, consists of."""
         self._replace("run.json", json.dumps(fields, indent=1) + "\n")
 
     def step(self, line: StepLine) -> None:
-        """Add the line of a committed step."""
         self._append("metrics.jsonl", dataclasses.asdict(line))
 
     def event(self, t_ms: float, kind: str, epoch: int, **fields: Any) -> None:
-        """Add the line of something that happened `t_ms` after the start of the launcher."""
+        """Add the line of an event `t_ms` after the launcher's start."""
         self._append("events.jsonl", {"t_ms": round(t_ms, 3), "kind": kind, "epoch": epoch, **fields})
 
     def evaluation(self, step: int, loss: float, count: int) -> None:
@@ -234,11 +230,11 @@ class RunDirectory:
 
     @property
     def trouble(self) -> str | None:
-        """Why lines wait to be written, in words; None while all are."""
+        """Why lines are still to be written, as text; None if all are."""
         return next((file.trouble for file in self._files.values() if file.trouble is not None), None)
 
     def close(self) -> None:
-        """Close the files. Lines for which there is still no room are lost."""
+        """Close the files. Lines that still do not fit on the disk are lost."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -256,7 +252,7 @@ class RunDirectory:
 
 
 def _is_held(descriptor: int, lock: Callable[[int, int], object]) -> bool:
-    """Whether a lock of this kind is another's."""
+    """Whether another process holds a lock of this kind."""
     try:
         lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -267,7 +263,7 @@ def _is_held(descriptor: int, lock: Callable[[int, int], object]) -> bool:
 
 @contextlib.contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Around the first writes to a run directory: what the system refuses is the user's to mend."""
+    """Turn errors of the first writes to a run directory into `ConfigError`: the user can fix them."""
     try:
         yield
     except OSError as error:
@@ -275,8 +271,7 @@ def _refused(path: Path) -> Iterator[None]:
 
 
 class _LineFile:
-    """A file of lines that is added to. What cannot be written (a full disk, a link of that name) waits for the next
-    time."""
+    """A file to append lines to. Unwritable ones (a full disk, a link of that name) are retried with the next line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,9 +1,8 @@
 """The log of a run: the console shows a line per event, `logs/console.log` keeps every line with the time of day.
 
-log = RunLog("info")
-log.info("epoch 1: rank 2 failed (killed by SIGKILL); resumed at step 60 on ranks 0, 1, 3 in 59 ms")
-log.debug("epoch 1: planned in 0.2 ms: …")          # on the console with log.level=debug
-log.write_to(run_dir / "logs" / "console.log")      # the lines so far, too
+log = RunLog("info") log.info("epoch 1: rank 2 failed (killed by SIGKILL); resumed at step 60 on ranks 0, 1, 3 in 59
+ms") log.debug("epoch 1: planned in 0.2 ms: …")          # on the console with log.level=debug log.write_to(run_dir /
+"logs" / "console.log")      # includes the lines so far
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from elaswave_fx.files import open_log
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(message)s"
 _KEPT = 1
-"""A level below that of every console."""
+"""A level below every console's."""
 
 _MOST_EARLY = 10_000
-"""Lines that wait for the run directory."""
+"""Maximum number of lines that wait for the run directory."""
 
 
 class RunLog:
-    """Lines of the launcher. Neither a console that is gone nor a full disk ends the run."""
+    """The launcher's lines. Neither a closed console nor a full disk ends the run."""
 
     def __init__(self, level: str = "info", console: Console | None = None) -> None:
         """Show lines from `level` ("debug", "info") on `console`; None: standard output."""
@@ -43,19 +42,18 @@ class RunLog:
         self._file: _FileHandler | None = None
 
     def info(self, text: str) -> None:
-        """Add a line that everybody reads."""
+        """Add a line for all users."""
         self._logger.info("%s", text)
 
     def debug(self, text: str) -> None:
-        """Add a line with details."""
         self._logger.debug("%s", text)
 
     def keep(self, text: str) -> None:
-        """Add a line to the file alone, because the user reads it elsewhere."""
+        """Add a line to the file only, because the user sees it elsewhere."""
         self._logger.log(_KEPT, "%s", text)
 
     def write_to(self, path: Path) -> None:
-        """Append the lines so far, and those to come, to a file. A line says if it cannot be opened."""
+        """Append all lines, past and future, to a file. If it cannot be opened, a line reports it."""
         self._logger.removeHandler(self._early)
         try:
             file = os.fdopen(open_log(path), "a", encoding="utf-8", errors="backslashreplace")
@@ -73,7 +71,6 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file."""
         if self._file is not None:
             self._logger.removeHandler(self._file)
             self._file.close()
@@ -81,7 +78,7 @@ class RunLog:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints above a progress bar that the console may have."""
+    """Prints above the console's progress bar, if any."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -92,10 +89,10 @@ class _ConsoleHandler(logging.Handler):
 
 
 class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """A file that the disk may have no room for."""
+    """A file on a disk that may be full."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Lose the line."""
+        """Drop the line."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""One rank: its engine, its loop, what it does after a loss, its inputs, its checkpoints, the model at the end."""
+"""One rank: its engine, loop, recovery, inputs, checkpoints, and the export of the model."""

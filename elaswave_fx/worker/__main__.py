@@ -24,7 +24,7 @@ from elaswave_fx.launch.joined import reaches_run_dir
 from elaswave_fx.launch.versions import versions
 
 ASK_S = 10.0
-"""For an answer; a coordinator that has died is replaced within seconds."""
+"""Timeout for an answer; a dead coordinator is replaced within seconds."""
 
 _HELP = f"""Join a running job as one more rank.
 
@@ -82,7 +82,7 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
                 file.write(f"{time.monotonic():.3f} {line}\n")
 
     def leave_as_lost() -> None:
-        """From here on the process ends at once, also within a step, and the others notice."""
+        """Let signals end the process immediately, even within a step; its peers detect that."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
 
@@ -112,19 +112,19 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
 
 
 def _lacks_members_of(before: Welcome, now: Welcome) -> bool:
-    """Whether some of those that were members then are not any more."""
+    """Whether a former member has left or failed since."""
     return not {info.number for info in before.infos} <= {info.number for info in now.infos}
 
 
 def _start_anew() -> NoReturn:
-    """The same command in the same process: all that there is of the rank that was left out is gone then."""
+    """Run the same command in the same process, which drops all state of the evicted rank."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "elaswave_fx.worker", *sys.argv[1:]])
 
 
 def _run(words: list[str]) -> NoReturn:
-    """The process ends without a goodbye to other ranks, however it does: they would take that for an orderly end."""
+    """Run the command and exit without closing links to other ranks, which would take that for an orderly end."""
     code = 1
     try:
         code = run_command(lambda: main(words))

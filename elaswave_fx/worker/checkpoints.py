@@ -1,4 +1,4 @@
-"""A worker's and the builder's side of checkpoints: what would be in them, writing them, going on from one.
+"""Checkpoints for the worker and the builder: their contents, writing them, resuming from one.
 
 builder   contents = contents_of(…); check_start(start, contents, config)    refuses before workers start
 joiner    check_reach(config, context)                                       refuses before it is a member
@@ -50,7 +50,7 @@ def contents_of(
     artifact: Artifact, key: str, initial: InitialState, optimizer: Optimizer, source: Source,
     fingerprint: Mapping[str, str], state_dict: Mapping[str, str],
 ) -> Contents:  # fmt: skip
-    """What a checkpoint of this run holds and is compared by. `state_dict`: key of the model's own -> our name."""
+    """The contents of this run's checkpoints. `state_dict`: key of the model's own -> our name."""
     frozen = {
         name: hashlib.sha256(tensor_digest(initial.tensor(name))).hexdigest() for name in frozen_parameters(artifact)
     }
@@ -69,7 +69,7 @@ def contents_of(
 
 
 def check_start(start: Start, contents: Contents, config: Config) -> tuple[str, ...]:
-    """Refuse a checkpoint of another model, optimizer or data. Returns lines for the user. Raises ConfigError."""
+    """Refuse a checkpoint of another model, optimizer or data. Return lines for the user. Raises ConfigError."""
     if start.path is None:
         return ()
     manifest = read_manifest(start.path)
@@ -85,14 +85,14 @@ def check_start(start: Start, contents: Contents, config: Config) -> tuple[str, 
 def restore(
     path: Path, artifact: Artifact, plan: Plan, rank: int, optimizer: Optimizer, engine: _native.Engine
 ) -> None:
-    """Set what a rank keeps to the state of a checkpoint. Working copies are to be refreshed after it."""
+    """Load a rank's boxes from a checkpoint. Working copies must be refreshed afterwards."""
     from elaswave_fx.checkpoint.storage import read_pieces
 
     found: dict[Slice, torch.Tensor] = {}
 
     def target(piece: Piece) -> torch.Tensor:
         if piece.slice not in found:
-            found[piece.slice] = torch.zeros(len(plan.boxes[piece.box].span))  # nothing is read between two buffers
+            found[piece.slice] = torch.zeros(len(plan.boxes[piece.box].span))  # gaps between buffers are never read
         return piece.of(found[piece.slice])
 
     read_pieces(path, read_manifest(path), wanted_pieces(artifact, plan, rank, _state_tensors(optimizer)), target)
@@ -103,15 +103,14 @@ def restore(
 
 
 class Checkpoints:
-    """What the training loop calls; does nothing for a run that makes no checkpoints."""
+    """The training loop's interface to checkpoints; no-op for a run without them."""
 
     def __init__(
         self, config: Config, context: WorkerContext, artifact: Artifact, initial: InitialState, plan: Plan,
         optimizer: Optimizer, engine: _native.Engine, endpoint: _native.Endpoint, group: _native.Group,
         leave_if_over: Callable[[], None], before: Checkpoints | None,
     ) -> None:  # fmt: skip
-        """`leave_if_over` raises CommError when the epoch of `plan` is over. `before`: those of the epoch before, which
-        were abandoned."""
+        """`leave_if_over` raises CommError once the epoch of `plan` is over. `before`: abandoned, of the last epoch."""
         self._saver, self._left = None, () if before is None else before._left
         folder = checkpoint_folder(config, context.run_dir)
         if folder is None:
@@ -121,7 +120,7 @@ class Checkpoints:
         ranks = tuple(int(rank) for rank in plan.ranks)
         links = Links(context.rank, ranks, int(plan.epoch), endpoint, group, leave_if_over)
         if links.is_first:
-            sweep(folder)  # before anybody's first step, hence before anybody of this epoch writes
+            sweep(folder)  # before any rank's first step, hence before any write of this epoch
         contents = msgspec.convert(context.build.data.contents, Contents)
         manifest = Manifest(0, str(context.run_dir), plain_config(config), contents, {})
         pieces = tuple(owned_pieces(artifact, plan, rank, _state_tensors(optimizer)) for rank in ranks)
@@ -135,22 +134,22 @@ class Checkpoints:
         self._saver = Saver(target, pieces, engine, links, initial.tensor, report, saved, self._left)
 
     def after_step(self, done: int) -> None:
-        """After `done` steps of the run are committed."""
+        """Begin a checkpoint if one is due after `done` committed steps."""
         if self._saver is not None:
             self._saver.after_step(done)
 
     def abandon(self) -> None:
-        """Give up what is being written: the ranks change. Waits for no disk."""
+        """Abandon the unfinished checkpoint because the ranks change; does not wait for a disk."""
         if self._saver is not None:
             self._left = self._saver.abandon()
 
     def finish(self, done: int) -> str | None:
-        """After the last step; returns when the last checkpoint is complete, on the first rank with why it is not."""
+        """Wait for the last checkpoint; on the first rank, return why it failed, if it did."""
         return self._saver.finish(done) if self._saver is not None else None
 
 
 def start_fields(start: Start, contents: Contents, config: Config) -> Mapping[str, Any]:
-    """What the builder tells workers of all this, as JSON. Raises ConfigError if `checkpoint.dir` cannot be written."""
+    """Return checkpoint data for workers, as JSON. Raises ConfigError if `checkpoint.dir` cannot be written."""
     return {
         "mark": _marked(Path(config.checkpoint.dir)) if config.checkpoint.dir is not None else None,
         "first_step": start.step,
@@ -167,8 +166,8 @@ def _marked(folder: Path) -> str:
 
 
 def check_reach(config: Config, context: WorkerContext) -> None:
-    """Refuse to join a job from where its checkpoints are not: each rank writes its part of them, and reads its part
-    when the job has to go back to one. Raises ConfigError."""
+    """Refuse to join without access to the job's checkpoints, whose parts each rank writes and, in a rollback, reads.
+    Raises ConfigError."""
     data = context.build.data
     folder = checkpoint_folder(config, context.run_dir)
     if folder is not None:
@@ -186,8 +185,7 @@ def _state_tensors(optimizer: Optimizer) -> int:
 
 
 def check_opened_alike(source: Source, context: WorkerContext) -> None:
-    """Refuse data that is another in every process that opens it, as where its class shuffles by a generator without a
-    seed. Raises ConfigError."""
+    """Refuse data that differs between processes, such as data shuffled without a seed. Raises ConfigError."""
     built = context.build.data.samples
     if built is not None and opened_digest(source) != built:
         raise ConfigError(
@@ -199,7 +197,7 @@ def check_opened_alike(source: Source, context: WorkerContext) -> None:
 
 
 def opened_digest(source: Source) -> str:
-    """Of a few samples that train, and of some of `eval.data`."""
+    """Digest of a few training samples and a few of `eval.data`."""
     if not source.has_eval_data or not source.eval_batches:
         return data_digest(source)
     held_out = source.held_out.indices(0, min(_PROBED_SAMPLES, source.held_out.num_samples))
@@ -207,7 +205,7 @@ def opened_digest(source: Source) -> str:
 
 
 def data_digest(source: Source) -> str:
-    """Of a few samples, spread evenly over those that train: what is cheap to compare and seldom equal by chance."""
+    """Digest of a few training samples, evenly spread: cheap to compare, and seldom equal by chance."""
     places = np.unique(np.linspace(0, source.train.num_samples - 1, _PROBED_SAMPLES).astype(np.int64))
     return _digest_of(source.dataset, source.train.samples(places))
 

@@ -1,8 +1,7 @@
-"""The clock of one worker: set as the plan of each epoch says, and put back at the end.
+"""The clock of one worker: set by the plan of each epoch, and restored at the end.
 
-clock = rank_clock(config, run_dir, rank)     None without operating points
-set_clock(clock, plan, rank, context)         event `clock`, if there was something to set
-clock.restore()                               before the process ends
+clock = rank_clock(config, run_dir, rank)     None without operating points set_clock(clock, plan, rank, context)
+event `clock`, if the clock changed clock.restore()                               before the process ends
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from elaswave_fx.plan.work.topology import Rank
 
 
 def rank_clock(config: Config, run_dir: Path, rank: int) -> RankClock | None:
-    """The clock of a rank's device, None if no clocks are to be set. With cpufreq this process is bound to the rank's
+    """The clock of a rank's device, None if no clocks are set. With cpufreq this process is bound to the rank's
     processors."""
     power = config.power
     if not power.points:
@@ -38,7 +37,7 @@ def rank_clock(config: Config, run_dir: Path, rank: int) -> RankClock | None:
 
 
 def set_clock(clock: RankClock, plan: Plan, rank: Rank, context: WorkerContext) -> None:
-    """As the plan says. What a device cannot do, or a user may not, stops nobody."""
+    """Set the clock of the plan. What a device cannot or a user may not do is only reported."""
     point = plan.clocks.get(rank)
     wanted = point.mhz if point is not None else None
     answer = clock.follow(wanted)

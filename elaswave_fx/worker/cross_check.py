@@ -1,11 +1,11 @@
-"""Ranks that opened the data apart read samples of each other again, where the digest of the data does not cover all.
+"""Cross-check of samples between ranks that opened the data separately, if the data's digest does not cover all of it.
 
-    checked_ranks((0, 1, 2), started=2, step=7)   ->  {0: 2, 2: 1}   rank 0 reads what rank 2 feeds, and 2 what 1 feeds
+    checked_ranks((0, 1, 2), started=2, step=7)   ->  {0: 2, 2: 1}   rank 0 reads rank 2's samples, rank 2 rank 1's
     find_difference(payloads, first=56)           ->  Difference(reader=0, fed_by=2, positions=[57])
 
-The ranks that a launcher has started are one origin, for they read the same files of one machine. Each rank that joined
-is another. A rank reads the samples of at most one other rank, and that is one of another origin. Its vote says what it
-has found. All ranks have all votes before they commit a step, so that a step with other samples is committed by none.
+All ranks that the launcher started are one origin, since they read the same files of one machine. Each joiner is
+another. A rank reads again the samples of at most one rank, of another origin. Its vote contains the result. All ranks
+have all votes before they commit a step, so no rank commits a step with different samples.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from elaswave_fx.data.sample_digest import SampleDigest
 from elaswave_fx.plan.work.topology import Rank
 
 _SHOWN = 4
-"""Samples that a message lists."""
+"""Maximum number of samples in a message."""
 
 _LOW = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`reader` has read other samples than `fed_by` fed. `positions`: of the sample that differs, in the run; if more
-    than one does, of all that `fed_by` fed."""
+    """`reader` read other samples than `fed_by` fed. `positions`: the one that differs, or all of `fed_by`."""
 
     reader: Rank
     fed_by: Rank
@@ -36,8 +35,7 @@ class Difference:
 
 
 def is_needed(config: Config, data_digest: str) -> bool:
-    """Whether the digest of a job's data leaves samples out, or what a transform makes of them. A job without a digest
-    has nothing to compare."""
+    """Whether a job's data digest omits samples or a transform's output; False without a digest."""
     if not data_digest:
         return False
     digest = SampleDigest.read(data_digest)
@@ -45,22 +43,21 @@ def is_needed(config: Config, data_digest: str) -> bool:
 
 
 def has_origins(ranks: Sequence[Rank], started: int) -> bool:
-    """Whether some of the ranks opened the data apart from the others. `started`: ranks below were started by the
-    launcher, all others joined."""
+    """Whether the ranks have several origins. Ranks below `started` were started by the launcher, all others joined."""
     return len(ranks) > 1 and max(ranks) >= started
 
 
 def checked_ranks(ranks: Sequence[Rank], started: int, step: int) -> dict[Rank, Rank]:
-    """Reader -> the rank whose samples it reads in a step, of `ranks` in ascending order. `started`: as above.
+    """Reader -> the rank whose samples it reads in a step, of `ranks` in ascending order. `started`: see `has_origins`.
 
-    Nobody is read by two. Where no origin has more than half of the ranks, each is read by somebody; otherwise each
-    rank of the others is, and reads one of the larger origin. Pairs change with the step.
+    No rank is read twice. If no origin has more than half of the ranks, every rank is read. Otherwise every rank
+    outside of the largest origin is read, and reads one of it. Pairs change with the step.
     """
     if not has_origins(ranks, started):
         return {}
     first = [rank for rank in ranks if rank < started]
     count, largest = len(ranks), max(len(first), 1)
-    # In an order by origins, ranks that are at least the largest origin apart, both ways round, have different ones.
+    # Ranks in order of origins, at least the largest origin's size apart both ways round, have different origins.
     turn, shift = divmod(step, max(1, count - 2 * largest + 1))
     turn = turn % largest
     order = [*first[turn:], *first[:turn], *(rank for rank in ranks if rank >= started)]
@@ -69,8 +66,7 @@ def checked_ranks(ranks: Sequence[Rank], started: int, step: int) -> dict[Rank, 
 
 
 def find_difference(payloads: Mapping[Rank, Payload], first: int) -> Difference | None:
-    """The first rank that has read other samples than the rank that fed them, by what both said in their votes on a
-    step whose first sample has the position `first`."""
+    """Return the first difference in the votes on a step whose first sample has position `first`."""
     for reader, payload in sorted(payloads.items()):
         check = payload.cross_check
         fed = payloads.get(Rank(check.rank)) if check is not None else None
@@ -78,7 +74,7 @@ def find_difference(payloads: Mapping[Rank, Payload], first: int) -> Difference 
             continue
         places_fed = sorted({at for span in fed.consumed for at in range(span.samples.lo, span.samples.hi)})
         low, places = check.content_hash - fed.content_hash, check.places - fed.places
-        # A sample that differs alone adds as much to both sums as its own hash differs, but for the factor.
+        # If one sample differs, both sums differ by the difference of its hash, the second one times its position.
         alone = [first + place for place in places_fed if ((first + place) * low - places) & _LOW == 0]
         return Difference(
             reader, Rank(check.rank), (alone if len(alone) == 1 else [first + place for place in places_fed])
@@ -87,7 +83,7 @@ def find_difference(payloads: Mapping[Rank, Payload], first: int) -> Difference 
 
 
 def message(config: Config, source: Source, step: int, found: Difference, host: Callable[[Rank], str]) -> str:
-    """Why nobody takes the step, in a line. `host`: of a rank, as others reach it."""
+    """Return why no rank takes the step, in one line. `host`: the address of a rank."""
     samples = [int(source.train.indices(position, 1)[0]) for position in found.positions[:_SHOWN]]
     more = " …" if len(found.positions) > _SHOWN else ""
     which = f"sample {samples[0]}" if len(found.positions) == 1 else f"samples {', '.join(map(str, samples))}{more}"

@@ -1,13 +1,13 @@
-"""One rank's engine: an artifact, plans and an initial state handed to the native runtime.
+"""One rank's engine: passes artifact, plans and initial state to the native runtime.
 
     rank_engine = RankEngine(job, constants, initial, rank, endpoint, optimizer, plan, version)
-    rank_engine.precompute(next_plan)      # while steps run, on any thread, and then
-    rank_engine.prepare()               # between two of them: most of what `install` takes
-    rank_engine.install(next_plan)      # what stays as it was is left alone
+    rank_engine.precompute(next_plan)      # while steps run, on any thread
+    rank_engine.prepare()               # between two steps: most of the work of `install`
+    rank_engine.install(next_plan)      # changes only what differs
     rank_engine.native.step(...)
 
-Nothing of a step runs in Python: `native.step` releases the GIL between the step's first and last instruction. What the
-engine is told is made by plan/lower/engine_spec.py; this module hands it over with the tensors that it names.
+No part of a step runs in Python: `native.step` releases the GIL between the step's first and last instruction.
+plan/lower/engine_spec.py makes the engine spec; this module passes it on with the tensors that it names.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from elaswave_fx.program.operators import import_modules
 
 
 class RankEngine:
-    """A native engine of a rank, with the state that the job begins with in it.
+    """A rank's native engine, with the job's initial state.
 
-    Raises ExecError when the runtime refuses a program, naming it and the instruction.
+    Raises ExecError if the runtime refuses a program, naming it and the instruction.
 
     Args:
         update: the unit program of `optimizer`.
-        version: steps committed before.
-        kernels: how long units take this rank by a plan; given, they are waited for and not computed.
+        version: number of committed steps.
+        kernels: the rank's unit durations for a plan; if given, units sleep instead of computing.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RankEngine:
         kernels: Callable[[Plan, Rank], Kernels] | None = None,
     ) -> None:
         self._job, self._initial = job, initial
-        self.plan = plan  # the one that is in force
+        self.plan = plan  # the plan in force
         self._rank, self._optimizer, self._kernels = rank, optimizer, kernels
         self._constants = {**constants, **self._invariants(constants)}
         self._precomputed: _Precomputed | None = None
@@ -71,19 +71,19 @@ class RankEngine:
                 self.native.load(bucket.name, initial.bucket(bucket))
 
     def precompute(self, plan: Plan) -> None:
-        """Make what `install` will give the runtime for the plan; for any thread, at any time."""
+        """Prepare the input of `install` for a plan; on any thread, at any time."""
         self._precomputed = _Precomputed(plan, self._spec(plan), self._memories(plan))
 
     def prepare(self) -> None:
-        """Have the runtime read what was precomputed, if anything; between two steps."""
+        """Have the runtime read the precomputed spec, if any; between two steps."""
         if self._precomputed is not None:
             self._precomputed = self._precomputed._replace(spec=self._prepared(self._precomputed.spec))
 
     def install(self, plan: Plan, restart_at: int | None = None) -> frozenset[int]:
-        """Take the plan over: between steps, with no transfer under way. Returns the buckets (indices) whose working
-        copy has no content, or not all of it, until `native.refresh`.
+        """Install a plan, between steps and without a transfer in progress. Return the (indices of) buckets whose
+        working copy is incomplete until `native.refresh`.
 
-        `restart_at`: all state goes; what is loaded then counts as that after so many steps.
+        `restart_at`: drop all state; the state loaded next is that after this number of steps.
         """
         precomputed, self._precomputed = self._precomputed, None
         if precomputed is None or precomputed.plan is not plan:
@@ -98,7 +98,7 @@ class RankEngine:
         return _Spec(_native.PlainData(spec), spec.tables)
 
     def _memories(self, plan: Plan) -> dict[int, _native.BucketMemory]:
-        """What units that come to this rank compute with."""
+        """Memory for the buckets of units that move to this rank."""
         buckets, exact = self._job.artifact.buckets, plan.workload.options.exact
         made = made_ahead(self.plan, plan, self._rank)
         return {index: _native.BucketMemory(buckets[index].numel, buckets[index].dtype, exact) for index in made}
@@ -111,7 +111,7 @@ class RankEngine:
         return _Prepared(read)
 
     def load_initial(self) -> None:
-        """Boxes that this rank keeps, as they were before the first step."""
+        """Load this rank's boxes with the initial state."""
         for number, box in numbered(self.plan.boxes):
             if self._rank in box.replica_ranks:
                 bucket = self._job.artifact.buckets[box.bucket]
@@ -121,7 +121,7 @@ class RankEngine:
     # --- Tensors by name
 
     def _invariants(self, constants: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What no sample enters, computed once."""
+        """Compute the values that do not depend on samples, once."""
 
         def source(binding: Binding) -> torch.Tensor:
             kind, name = binding
@@ -133,7 +133,7 @@ class RankEngine:
         return {name: tensor.contiguous() for name, tensor in zip(artifact.invariant_names, outputs, strict=True)}
 
     def _tensors(self, names: frozenset[str]) -> dict[str, torch.Tensor]:
-        """Constants, frozen parameters and buffers that nothing changes; the latter two as they compute."""
+        """Constants, frozen parameters and constant buffers; the latter two in their compute dtype."""
         if not names:
             return {}
         artifact = self._job.artifact
@@ -147,7 +147,7 @@ class RankEngine:
 
 
 class _Spec(NamedTuple):
-    """An engine spec as the runtime reads it, and the names of the tensors that it needs."""
+    """An engine spec for the runtime, and the names of the tensors that it needs."""
 
     data: _native.PlainData
     tables: frozenset[str]
@@ -160,7 +160,7 @@ class _Prepared(NamedTuple):
 
 
 class _Precomputed(NamedTuple):
-    """What a plan takes to be installed, as far as it is made; `memories`: by bucket."""
+    """The prepared parts of installing a plan; `memories`: by bucket."""
 
     plan: Plan
     spec: _Spec | _Prepared
@@ -168,33 +168,33 @@ class _Precomputed(NamedTuple):
 
 
 def engine_job(config: Config, artifact: Artifact) -> EngineJob:
-    """What of a job's engine specs no plan changes."""
+    """The plan-independent part of a job's engine specs."""
     record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
     return EngineJob(artifact, config.seed, config.rng.reshard, record_dtype, config.copies.mode)
 
 
 def load_artifact(folder: Path) -> tuple[Artifact, dict[str, torch.Tensor]]:
-    """The artifact and its constants; its operators are known afterwards."""
+    """Load the artifact and its constants, and register its operators."""
     artifact = Artifact.load(folder)
     import_modules(artifact)
     return artifact, Artifact.load_constants(folder)
 
 
 def input_names(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:
-    """The program inputs that a rank's units read; ranks in the middle of a pipeline read none."""
+    """The program inputs that a rank's units read; none in the middle of a pipeline."""
     units = plan.tile(rank).units  # type: ignore[arg-type]
     read = {binding[1] for index in units for binding in artifact.units[index].inputs if binding[0] == "input"}
     return tuple(name for name in artifact.inputs if name in read)
 
 
 def vouched_inputs(artifact: Artifact, plan: Plan, rank: int) -> tuple[str, ...]:
-    """Those of its inputs for whose content a rank vouches: it runs the first unit that reads them."""
+    """The inputs whose content a rank vouches for: it runs the first unit that reads them."""
     readers, units = first_readers(artifact), plan.tile(rank).units  # type: ignore[arg-type]
     return tuple(name for name in input_names(artifact, plan, rank) if readers[name] in units)
 
 
 def first_readers(artifact: Artifact) -> dict[str, int]:
-    """Input -> the first unit that reads it: whoever runs it vouches for the input's content."""
+    """Input -> the first unit that reads it, whose rank vouches for the input's content."""
     found: dict[str, int] = {}
     for unit in artifact.units:
         for binding in unit.inputs:

@@ -25,7 +25,7 @@ from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.worker.model_file import write_model
 
-# Kinds of tags for handing back state and its digests, apart from those of a step.
+# Kinds of tags for exporting state and its digests; other kinds belong to steps.
 _TAG, _DIGEST_TAG = 7 << 56, 14 << 56
 
 
@@ -33,10 +33,10 @@ def export_model(
     artifact: Artifact, initial: InitialState, plan: Plan, rank: int, engine: _native.Engine,
     endpoint: _native.Endpoint, run_dir: Path, has_run_dir: bool, copy_mode: str, timeout_s: float,
 ) -> Mapping[str, Any]:  # fmt: skip
-    """All ranks of the plan call it, after their last step. Returns what this rank adds to the summary.
+    """Export the model; all ranks of the plan call this after their last step. Return this rank's part of the summary.
 
-    Raises CommError when a peer is lost before its part has arrived, and may be called again then; JobOver when the
-    model can be written nowhere.
+    Raises CommError if a peer is lost before its part has arrived, and may then be called again; JobOver if the model
+    can be written nowhere.
     """
     first = plan.ranks[0]
     engine.sync(timeout_s)
@@ -62,7 +62,7 @@ def export_model(
 def _digests(
     plan: Plan, rank: int, engine: _native.Engine, endpoint: _native.Endpoint, timeout_s: float
 ) -> dict[int, int]:
-    """At the first rank: bucket -> the digest of its state, as a ledger line of the next step would have it."""
+    """Return bucket -> digest of its state at the first rank, as in a ledger line of the next step."""
     first = plan.ranks[0]
     words = torch.zeros(len(plan.boxes), 2, dtype=torch.int64)
     pending = []
@@ -92,7 +92,7 @@ def _collect(
     endpoint: _native.Endpoint,
     timeout_s: float,
 ) -> torch.Tensor | None:  # fmt: skip
-    """A bucket's masters, flat, at rank `first`."""
+    """Return a bucket's master copy, flat, at rank `first`."""
     flat = torch.empty(numel) if rank == first else None
     pending = []
     for number, box in numbered(plan.boxes):

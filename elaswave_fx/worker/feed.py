@@ -3,9 +3,9 @@
     feed = InputFeed(config, artifact, plan, rank, source, first_step=0)
     feed.take(7)  ->  StepInputs(inputs {"input_ids": int64 [8, 64]}, content (…, …))
 
-The content of a step is the sum, modulo 2^128, of a hash of every sample of every input. Each is vouched for once, by
-the rank that runs the first unit that reads it, so the sum over ranks does not depend on who computes what. A feed with
-`cross_check` also reads what another rank vouches for, see cross_check.py.
+The content of a step is the sum, modulo 2^128, of a hash of every sample of every input. The rank that runs the first
+unit that reads an input vouches for it, so the sum over ranks does not depend on the layout. A feed with `cross_check`
+also reads the samples that another rank vouches for, see cross_check.py.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from elaswave_fx.worker.engine import input_names, vouched_inputs
 
 
 class Content(NamedTuple):
-    """A sum of hashes modulo 2^128, as its low and high 64 bits; and the sum of the low halves of the hashes times the
-    samples' positions, modulo 2^64, which tells where one differs."""
+    """A sum of hashes modulo 2^128, as its low and high 64 bits; and the sum modulo 2^64 of the hashes' low halves
+    times the samples' positions, which locates a single difference."""
 
     low: int
     high: int
@@ -43,8 +43,8 @@ _LOW = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a rank's units read in a step, and the hash of what it vouches for. `cross_check`: a rank, and the hash of
-    what that one vouches for, as it is read here."""
+    """The inputs of a rank's units in a step, and the content hash of those that it vouches for. `cross_check`: another
+    rank, and the hash of its samples as read here."""
 
     inputs: dict[str, torch.Tensor]
     content: Content = NOTHING
@@ -52,7 +52,7 @@ class StepInputs:
 
 
 class InputFeed:
-    """Of one tile; a rank whose units read no inputs gets nothing. One thread owns it."""
+    """The feed of one tile, empty if its units read no inputs. One thread owns it."""
 
     def __init__(
         self,
@@ -74,15 +74,14 @@ class InputFeed:
         self._ahead = Prefetcher(self._load, first_step, config.steps) if reads else None
 
     def await_batch(self, step: int, timeout_s: float) -> bool:
-        """Whether what step `step` reads is here, waiting for so long for it."""
+        """Whether the batch of a step is loaded, after a wait of at most `timeout_s`."""
         return self._ahead is None or self._ahead.await_ready(step, timeout_s)
 
     def next_batch(self, step: int) -> StepInputs:
-        """What training step `step` reads."""
         return self._ahead.take(step) if self._ahead is not None else StepInputs({})
 
     def held_out(self, number: int) -> dict[str, torch.Tensor]:
-        """What the held-out batch `number` gives this rank."""
+        """Return this rank's inputs of held-out batch `number`."""
         if not self._names:
             return {}
         positions = self._positions(number, self._rank)
@@ -99,7 +98,7 @@ class InputFeed:
         return StepInputs(self._select(batch), content, self._cross_check(step, batch, positions))
 
     def _cross_check(self, step: int, batch: Batch, positions: Sequence[range]) -> tuple[Rank, Content] | None:
-        """Whom this rank compares with what it reads, which may be in its own batch of these positions."""
+        """Return the rank that this one checks, and the hash of its samples, which may be in this rank's own batch."""
         if not self._checks:
             return None
         other = checked_ranks(self._plan.ranks, self._config.parallel.ranks, step).get(self._rank)
@@ -113,11 +112,9 @@ class InputFeed:
         return load_ranges(self._source.dataset, self._source.train, positions)
 
     def _content(self, rank: Rank, batch: Batch, positions: Sequence[range]) -> Content:
-        """What a rank vouches for of its samples."""
         return content_of({name: batch[name] for name in self._vouched[rank]}, positions)
 
     def _positions(self, step: int, rank: Rank) -> list[range]:
-        """Of a rank's samples, in the run."""
         first = step * self._config.global_batch
         return [range(first + span.lo, first + span.hi) for span in self._plan.tile(rank).spans]
 
@@ -126,7 +123,7 @@ class InputFeed:
 
 
 def content_of(batch: Batch, positions: Sequence[range]) -> Content:
-    """The content of samples at these global positions, one range after the other; inputs [samples, …]."""
+    """The content of samples at these global positions, range by range; inputs [samples, …]."""
     total = places = 0
     for name, tensor in batch.items():
         if not tensor.numel():
@@ -142,7 +139,7 @@ def content_of(batch: Batch, positions: Sequence[range]) -> Content:
 
 
 def reads_alike(was: Plan, now: Plan, rank: Rank, started: int, cross_check: bool) -> bool:
-    """Whether a rank reads the same by two plans of a job that began with `started` ranks, so that its feed stays."""
+    """Whether a rank's feed serves both plans, of a job that began with `started` ranks."""
     if cross_check and (has_origins(was.ranks, started) or has_origins(now.ranks, started)):
         return was.tiles == now.tiles
     return was.tile(rank) == now.tile(rank)

@@ -1,11 +1,11 @@
-"""A rank that joins a running job: it gets ready apart, asks to become a member, and then is one like any other.
+"""A rank that joins a running job: it prepares separately, asks to become a member, and is then like any other.
 
-In: `Welcome`. Out: how many steps the job has committed, and of how many, at its end.
+In: `Welcome`. Out: the committed steps and all steps of the job, at its end.
 
     files (program, initial tensors), data -> links to the members -> agent: joining … Go -> engine -> Training
 
-It builds nothing: the files come from the coordinator. Until `Go` its end costs the job nothing. It has no state at
-first: boxes come as copies, parameters from their owners; what training does not change is among the initial tensors.
+It builds nothing: the files come from the coordinator. Its failure before `Go` costs the job nothing. It starts without
+state: boxes come as replicas, parameters from their owners, unchanged tensors from the initial ones.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from elaswave_fx.worker.loop import Training, refuse_other_bits
 from elaswave_fx.worker.worker import Worker, equip, make_worker, start_agent, start_engine
 
 CONNECT_S = 10.0
-"""For links to ranks that all listen."""
+"""Timeout for links to ranks that all listen."""
 
 Say = Callable[[str], None]
-"""Tells the user, in a line."""
+"""Prints a line for the user."""
 
 
 class Unreachable(ConfigError):
-    """A rank that was a member when this one began to get ready does not answer it."""
+    """A rank that was a member at the start of the join does not answer."""
 
 
 def run_joined(
@@ -63,19 +63,19 @@ def run_joined(
     joins: Callable[[], None],
     failure_domain: str | None = None,
 ) -> tuple[int, int] | None:
-    """Train to the end of the job, or until it is told to stop; returns how many steps are committed, and of how many,
-    or None if the rank has left before.
+    """Train to the end of the job or to its stop; return the committed steps and all steps, or None if the rank was
+    drained.
 
-    `host`: this machine as others reach it; None: as they reach the launcher. `failure_domain`: as for `here`. `joins`
-    is called before the rank can become a member. Raises `ConfigError` for what differs here, `JobOver` when the job
-    ends before, and what `run_worker` does.
+    `host`: address of this machine for other ranks; None: the launcher's. `failure_domain`: see `here`. `joins` is
+    called before the rank can become a member. Raises `ConfigError` for differences from the job, `JobOver` if the job
+    ends first, and the errors of `run_worker`.
     """
     facts = welcome.facts
     with join_folder() as folder:
         built = build_here(facts, folder)
         config = msgspec.convert(built.run["config"], Config)
         device = make_device(config.device)
-        device.set_up(threads=1, deterministic=config.exact)  # before anything is computed
+        device.set_up(threads=1, deterministic=config.exact)  # before any computation
         own = Conditions(dict(versions), _samples_here(config, built), target_code(targets_of(built.run["config"])))
         place = place_in_job(facts, welcome.number, config.parallel.ranks_per_host, here(failure_domain))
         if place.boot != facts["place"]["boot"] and config.emulated.memory_mb is None:
@@ -96,27 +96,27 @@ def run_joined(
 
 
 def _samples_here(config: Config, built: BuildResult) -> str:
-    """The digest of as many samples as the job has looked at."""
+    """The digest of as many samples as are in the job's."""
     if not built.data_digest:
         return ""
     return digest_data(config, open_source(config).dataset, SampleDigest.read(built.data_digest)).text()
 
 
 def _share_of_memory(device: Device, infos: Sequence[MemberInfo], place: Location) -> int:
-    """What plans may reckon with on this rank: as much as if its machine's were shared with those that are there."""
+    """Return this rank's memory for plans: an equal share of its machine's among the ranks on it."""
     there = sum(place.boot in info.memory_domain for info in infos)
     return device.memory_total_bytes() // (there + 1)
 
 
 def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], None]) -> tuple[Worker, Go]:
-    """Ask, and wait to be a member."""
+    """Ask to join, and wait until the rank is a member."""
     try:
         has = equip(config, context, None, CONNECT_S)
     except CommError as error:
         raise Unreachable(f"the ranks of the job cannot be reached from here ({error})") from error
     say(f"rank {context.rank} is ready, and asks to become a member")
     joins()
-    agent = start_agent(config, context, has, say, WARNINGS)  # of a scheduler that this process alone belongs to
+    agent = start_agent(config, context, has, say, WARNINGS)  # a scheduler's, for this process alone
     context.relay.tell = agent.tell
     context.detach(agent.job_time)
     go = agent.wait()
@@ -129,7 +129,7 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
     resume = go.activation.resume
     plan = plan_outside(Plan.from_json(go.plan), Rank(context.rank))
     engine = start_engine(config, context, has, plan, resume)
-    # There is nothing to begin with: it has started.
+    # It has already started: no initial load.
     at = LoopState(Rank(context.rank), plan.epoch, tuple(plan.ranks), plan.boxes, resume, started=True)
     worker = make_worker(config, context, has, engine, agent, plan, at)
     collect_rarely()
@@ -139,6 +139,6 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
 
 
 def plan_outside(plan: Plan, rank: Rank) -> Plan:
-    """A plan as it is for a rank that has no part in it: nothing to compute, and no copy."""
+    """A plan as seen by a rank outside of it: no work and no replica."""
     boxes, schedule = outside(plan.boxes, rank), dict.fromkeys(plan.ranks, ())
     return dataclasses.replace(plan, lanes=(), boxes=boxes, schedule=schedule, goal=None)

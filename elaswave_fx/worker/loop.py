@@ -1,4 +1,4 @@
-"""One worker's life: take steps, report them, leave and go on when something fails, hand back what it holds.
+"""A worker's training: take steps, report them, recover from failures, export the model.
 
 launcher -> WorkerContext (rank, plan, artifact, token) -> run_worker -> steps over `context`, summary at the end
 """
@@ -55,22 +55,22 @@ from elaswave_fx.worker.worker import CONNECT_S, Worker, set_up
 _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
 _STORE_S = 1.0
-_LOOK_S = 0.1  # how soon a rank that waits for data hears that it is called off
+_LOOK_S = 0.1  # how soon a rank that waits for data notices that its epoch is over
 _FAILURES_MAX = 64
-"""Without a commit in between: more is no loss of ranks, but something that cannot work."""
+"""Maximum number of failures without a commit; more are no loss of ranks but a persistent error."""
 
 _FOREVER_S = 1e9
-"""A cut without an end."""
+"""Duration of a cut without an end."""
 
 _PHASES = ("FORWARD", "BACKWARD", "REDUCE", "UPDATE", "GATHER", "SNAPSHOT")
-"""The engine's instructions at which a fault may strike; the names of phases, in capitals."""
+"""Instructions of the engine at which a fault may strike: the names of phases in capitals."""
 
 
 def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any] | None:
-    """Train to the end or until told to stop; returns this rank's share of the summary, None if it has left before.
+    """Train to the end or to a stop; return this rank's part of the summary, None if it was drained.
 
-    Raises Excluded when the others went on without this rank, UpdateFailed when they can go on and this rank cannot,
-    JobOver when nobody goes on, ExecError when the runtime refuses the program.
+    Raises Excluded if this rank was evicted, UpdateFailed if only the others can continue, JobOver if no rank
+    continues, ExecError if the runtime refuses the program.
     """
     device = make_device(config.device)
     device.set_up(threads=1, deterministic=config.exact)
@@ -85,32 +85,30 @@ def run_worker(config: Config, context: WorkerContext) -> Mapping[str, Any] | No
 
 
 def refuse_other_bits(device: Device, context: WorkerContext) -> None:
-    """Refuse to compute with others where the same program would have other bits."""
+    """Refuse to compute on a machine where the same program has other bits."""
     other = difference(device.fingerprint(), context.build.data.fingerprint)
     if other is not None:
         raise ConfigError(f"exact=true: rank {context.rank} would compute other bits than the builder: {other}")
 
 
 class Training:
-    """The steps of a run, as one rank takes them: it does what `training_loop` says. A failure of another rank is part
-    of that: see recovery.py."""
+    """One rank's execution of `training_loop`, including recovery from failures of other ranks, see recovery.py."""
 
     def __init__(self, worker: Worker, device: Device, on_step: Callable[[StepReport], None] | None = None) -> None:
-        """`device`: set up. `on_step` hears of every committed step, right after the launcher; measurements are made
-        with it."""
+        """`device`: set up. `on_step`, for measurements, is called for each committed step after its report."""
         self._worker, self._device, self._on_step = worker, device, on_step
         self._deadline = Deadline(worker.config.data.deadline_s)
         faults = worker.context.faults
-        self._fault = next((fault for fault in faults if fault.strikes_in_a_phase), None)  # a rank has one at most
+        self._fault = next((fault for fault in faults if fault.strikes_in_a_phase), None)  # at most one per rank
         self._slow = [fault for fault in faults if fault.kind == "slow"]
         self._told_slow: set[Fault] = set()
-        self._stopped = False  # all ranks have agreed to
-        self._evaluated = -1  # version after which this epoch's ranks have looked for what is due, all of them
+        self._stopped = False  # all ranks have agreed to stop
+        self._evaluated = -1  # version after which all ranks of this epoch have checked what is due
         self._saved: int = worker.at.committed.version
         self._failures = 0  # since the last commit
         self._skipped = 0  # updates in a row
         self._predictions = Predictions()
-        self._share: Mapping[str, Any] | None = None  # of the summary; known once this rank has handed back
+        self._share: Mapping[str, Any] | None = None  # of the summary; set once the model is exported
         self._resumes = False  # the next commit is the first one of an epoch
         self._lap = time.perf_counter()
         recovery = self._recovery = Recovery(worker)
@@ -142,9 +140,9 @@ class Training:
         }
 
     def run(self, entering: Go | None = None) -> Mapping[str, Any] | None:
-        """To the end of the run, or until this rank has left it, as it was told: then there is nothing to return.
+        """Train to the end of the run; return None if this rank is drained before.
 
-        `entering`: the epoch in which a rank that joins becomes a member.
+        `entering`: the first epoch of a joiner.
         """
         try:
             ended = perform(training(self._worker.at, entering), self.do)
@@ -160,7 +158,7 @@ class Training:
             raise errors.Excluded(ended.reason)
         if ended is not None and self._share is None:
             raise JobOver(ended.reason)
-        # Or a rank has passed the last barrier, so all have handed back what they hold: this one too.
+        # After the end or the last barrier all ranks have exported their state, this one too.
         return self._close()
 
     def do(self, said: Any) -> Any:
@@ -174,7 +172,7 @@ class Training:
             raise StepFailed(suspect_of(error), str(error), isinstance(error, CopyDiffers)) from error
 
     def _data_differs(self) -> JobOver:
-        """The end of the job: a rank feeds other samples than another one reads. All ranks say so alike."""
+        """The end of the job because ranks read different samples. All ranks conclude it from the same votes."""
         worker = self._worker
         step = worker.at.committed.version
         votes = worker.engine.native.holdings().votes
@@ -186,11 +184,11 @@ class Training:
             worker.context.report_event(GaveUp(step=step, reason=reason), worker.plan.epoch)
         with contextlib.suppress(CommError):  # No rank that still waits for votes takes this one for lost.
             worker.group.barrier(CONNECT_S)
-        worker.agent.close()  # The coordinator makes no new epoch: this rank is not lost, but done.
+        worker.agent.close()  # The coordinator starts no epoch: this rank is done, not lost.
         return JobOver(reason)
 
     def _has_lost_state(self) -> bool:
-        """Whether the engine has dropped the state of a box that it had: it does so when the update has failed."""
+        """Whether the engine has dropped the state of a box that it had, as it does when an update fails."""
         return not self._worker.at.sync.syncing.issuperset(self._worker.engine.native.holdings().catching_up)
 
     # --- The beginning, and other epochs
@@ -208,7 +206,7 @@ class Training:
 
     def _barrier(self, _: do.Barrier) -> None:
         with self._worker.disk_work("waits for ranks that read the checkpoint to begin with"):
-            self._worker.group.barrier(DISK_S)  # for the slowest of them
+            self._worker.group.barrier(DISK_S)  # for the slowest rank
 
     def _report_mismatch(self, what: do.ReportMismatch) -> None:
         self._worker.context.report_event(CopyDiffered(cause=what.why), self._worker.plan.epoch)
@@ -228,8 +226,8 @@ class Training:
     def _epoch_begun(self, what: do.EpochBegun) -> None:
         if what.went_back:
             self._skipped = 0
-        # All ranks look again whether an evaluation or a checkpoint is due, for some may have begun it, or are new; one
-        # to which they have gone back is there.
+        # All ranks check again whether an evaluation or a checkpoint is due: some may have begun it, others are new. A
+        # checkpoint that they rolled back to exists.
         self._evaluated = -1
         self._saved = what.activation.resume.version if what.activation.rollback else -1
         self._resumes = True
@@ -256,7 +254,7 @@ class Training:
         assert worker.feed is not None
         loss = count = 0.0
         for number in range(worker.context.build.data.eval_batches):
-            # Draws are keyed by the batch, not by the step: evaluations at different steps see the same draws.
+            # Draws are keyed by the batch, not by the step: all evaluations see the same draws.
             result = worker.engine.native.evaluate(number, worker.feed.held_out(number), self._deadline.seconds)
             loss, count = loss + result.loss, count + result.count
         if worker.is_first:
@@ -269,7 +267,7 @@ class Training:
         assert worker.feed is not None
         while not worker.feed.await_batch(step, _LOOK_S):
             if worker.agent.stop_requested:
-                worker.engine.native.sync(_FLOOR_S)  # as where the loop finds that the epoch ends
+                worker.engine.native.sync(_FLOOR_S)  # as the loop does when the epoch ends
                 worker.leave_if_over()
         fed = worker.feed.next_batch(step)
         options = _native.StepOptions(
@@ -283,7 +281,7 @@ class Training:
         )
         self._recovery.result = worker.engine.native.step(step, fed.inputs, self._hyper(step), options)
         if self._fault is not None and self._fault.step <= step:
-            self._fault = None  # The step has no such phase here: the launcher will miss it.
+            self._fault = None  # The step has no such phase here; the launcher reports the fault as missing.
         return self._recovery.certificate()
 
     def _read_sync_state(self, _: do.ReadSyncState) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
@@ -308,10 +306,9 @@ class Training:
         return step_hypers(worker.optimizer, step, lr)
 
     def _native_fault(self, step: int) -> _native.Fault | None:
-        """Where the engine is to raise which signal on this process, or to cut it off, and whom it tells at the last
-        moment.
+        """Return the fault for the engine to raise, and the words that it sends just before.
 
-        Also after the fault's own step: the recovery from another failure may have finished that one without this rank.
+        It also strikes after its own step, which a recovery may have finished without this rank.
         """
         fault = self._fault
         if fault is None or fault.step > step:
@@ -325,7 +322,7 @@ class Training:
         return _native.Fault(at, fault.signal, pipe=pipe, words=words)
 
     def _slowdown(self, step: int) -> float:
-        """By what the times of this rank's units are multiplied, as `faults` says; it is told when that begins."""
+        """The factor on the times of this rank's units, from `faults`; its start is reported."""
         slow = [fault for fault in self._slow if fault.slows(step)]
         for fault in set(slow) - self._told_slow:
             self._told_slow.add(fault)
@@ -338,7 +335,7 @@ class Training:
         self._report(self._recovery.result, what.certificate)
 
     def _report(self, result: _native.StepResult, certificate: Certificate) -> None:
-        """Of a committed step, to the launcher and the user."""
+        """Report a committed step to the launcher."""
         worker, context = self._worker, self._worker.context
         self._stopped = self._stopped or result.stop
         self._failures = 0
@@ -381,8 +378,8 @@ class Training:
             context.report_event(GaveUp(step=step, reason=reason), worker.plan.epoch)
 
     def _keep_memory(self) -> None:
-        """As much as the tile needs: a bigger one that this rank had, or what recovery took, is given back. That takes
-        time, so the first step of an epoch comes before it."""
+        """Keep the memory that the tile needs and free the rest, such as a larger tile's or that of a recovery. Freeing
+        takes time, so it follows the first step of an epoch."""
         self._device.keep(memory_of(self._worker.plan, self._worker.rank).total)
 
     # --- The end
@@ -401,10 +398,10 @@ class Training:
             worker.context.report_event(GaveUp(step=done, reason=failed), worker.plan.epoch)
         with worker.disk_work("writes the model"):
             self._share = self._hand_back()
-            worker.group.barrier(DISK_S)  # nobody closes its links before everybody has what it waits for
+            worker.group.barrier(DISK_S)  # no rank closes its links before all have received their data
 
     def _hand_back(self) -> Mapping[str, Any]:
-        """Export the model with the others; returns what this rank adds to the summary, which the launcher has then."""
+        """Export the model together with the other ranks; return and report this rank's part of the summary."""
         worker = self._worker
         share = export_model(
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
@@ -422,14 +419,14 @@ class Training:
         return share
 
     def _has_left(self, cause: str) -> None:
-        """The others have gone on, and miss nothing."""
+        """End after a drain: the others continue without this rank."""
         worker = self._worker
         last = worker.at.committed.version - 1
         worker.context.report_event(Drained(step=last, cause=cause, asked=True), worker.plan.epoch)
         if worker.feed is not None:
             worker.feed.close()
         worker.agent.close(finished=False)
-        worker.next_epoch.close()  # after the agent, which may still hear of plans
+        worker.next_epoch.close()  # after the agent, which may still receive plans
         worker.endpoint.close()
 
     def _close(self) -> Mapping[str, Any]:
@@ -438,13 +435,12 @@ class Training:
         worker.feed.close()
         worker.agent.close()
         worker.next_epoch.close()
-        worker.endpoint.close()  # an orderly goodbye; a worker that fails leaves without one, and its peers notice
+        worker.endpoint.close()  # an orderly close; a failed worker omits it, which peers detect
         return self._share
 
 
 def _why_unchanged(config: Config, result: _native.StepResult) -> str | None:
-    """Why a step has changed no parameter, or only as weight decay does; None if it has. Emulated ranks have no
-    gradients."""
+    """Why a step changed no parameter, or only by weight decay; None otherwise. Emulated ranks have no gradients."""
     if not result.updated:
         return "the gradient is not finite" if result.count else "no target counts: the model returned a count of 0"
     if result.grad_norm == 0.0 and config.device != "emulated":
@@ -458,15 +454,14 @@ def _why_nothing_is_learned(config: Config, result: _native.StepResult) -> str:
 
 
 def _phase_of(fault: Fault) -> str:
-    """The instruction at which a fault strikes; for any phase, one that the step's number chooses."""
+    """The instruction at which a fault strikes; for phase `any`, the step's number selects it."""
     if fault.phase == "any":
         return _PHASES[(fault.step + fault.rank) % len(_PHASES)]
     return fault.phase.upper()
 
 
 class Deadline:
-    """How long a step may take before its peers are given up: many times what steps took lately, with a floor, after
-    the time that one of them may need to read a sample."""
+    """A step's timeout for peers: a multiple of recent step times, with a floor, plus time to read a sample."""
 
     def __init__(self, reading_s: float) -> None:
         self._reading_s = reading_s

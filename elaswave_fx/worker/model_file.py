@@ -1,4 +1,4 @@
-"""The model file of a run, written at its end: to its directory, where room was reserved, or else where there is some.
+"""The model file of a run, written at its end: to its directory, where room was reserved, or to another one with room.
 
 write_model(run_dir, tensors)  ->  run_dir / "model.safetensors"
 """
@@ -24,8 +24,8 @@ from elaswave_fx.observe.run_directory import MODEL, RunDirectory
 def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor], has_run_dir: bool = True) -> Path:
     """Write all logical parameters and buffers as one safetensors file that readers see whole, and return its path.
 
-    It lies in the run directory, or, if that is gone or full after all, or not on this machine, where there is room.
-    Raises `JobOver` if it can be written nowhere.
+    If the run directory is removed, full or not on this machine, another folder is used. Raises `JobOver` if none
+    works.
     """
     if has_run_dir:
         RunDirectory.release(run_dir)
@@ -33,7 +33,7 @@ def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor], has_run_dir:
     for path in _places(run_dir, has_run_dir):
         partial = path.with_suffix(".partial")
         try:
-            open_new(partial).close()  # in the place of a link that somebody may have made of that name
+            open_new(partial).close()  # in the place of any link of that name
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
             partial.replace(path)
             return path
@@ -46,7 +46,7 @@ def write_model(run_dir: Path, tensors: Mapping[str, torch.Tensor], has_run_dir:
 
 
 def _places(run_dir: Path, has_run_dir: bool) -> Iterator[Path]:
-    """The run directory; then other folders of this user, the one with most room first."""
+    """The run directory, then other folders of this user, by free space."""
     if has_run_dir:
         yield run_dir / MODEL
     others = {folder for folder in (Path.cwd(), Path.home(), Path(tempfile.gettempdir())) if folder.is_dir()}

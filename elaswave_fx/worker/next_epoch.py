@@ -1,8 +1,8 @@
-"""What the next epoch needs, prepared while the steps before a planned reconfiguration run.
+"""Preparation of the next epoch during the steps before a planned reconfiguration.
 
-next_epoch.prepare(text, 41)    the agent has received the plan, which begins with step 41; returns at once
-next_epoch.plan(text)       ->  the Plan of the epoch; one that was prepared is there, with its engine spec
-next_epoch.feed(plan, 41)   ->  the feed of its tile; of a plan that was prepared the first batches are there, too
+next_epoch.prepare(text, 41)    the agent received the plan, which begins with step 41; does not block
+next_epoch.plan(text)       ->  the Plan of the epoch; a prepared one is ready, with its engine spec
+next_epoch.feed(plan, 41)   ->  the feed of its tile; a prepared plan's first batches are loaded
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from elaswave_fx.worker.feed import InputFeed
 
 
 class NextEpoch:
-    """`prepare` is called by the agent, all else by the main thread.
+    """The preparation of one rank. The agent calls `prepare`, the main thread everything else.
 
     Args:
-        engine: that of the rank, which may come later than this.
-        make_feed: of a plan, from a step on.
-        reads_alike: whether the feed by a plan serves another one.
+        engine: returns the rank's engine, None while there is none.
+        make_feed: makes the feed of a plan, from a step on.
+        reads_alike: whether the feed of one plan serves another.
     """
 
     def __init__(
@@ -35,23 +35,22 @@ class NextEpoch:
     ) -> None:
         self.reads_alike = reads_alike
         self._rank, self._engine, self._make_feed = rank, engine, make_feed
-        self._thread = ThreadPoolExecutor(1, "next-epoch")  # It begins with the first plan, after all forks.
+        self._thread = ThreadPoolExecutor(1, "next-epoch")  # started with the first plan, after all forks
         self._prepared: tuple[str, Future[Plan]] | None = None
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards `_ahead`
         self._ahead: tuple[Plan, InputFeed] | None = None
 
     def prepare(self, text: str, first_step: int) -> None:
-        """A plan of that text is likely to follow, and to begin with that step."""
+        """Begin to prepare the plan `text`, which is likely to begin with step `first_step`."""
         if self._prepared is None or self._prepared[0] != text:
             self._prepared = text, self._thread.submit(self._read, text, first_step)
 
     def plan(self, text: str) -> Plan:
-        """The plan of that text."""
         prepared, self._prepared = self._prepared, None
         return prepared[1].result() if prepared is not None and prepared[0] == text else Plan.from_json(text)
 
     def feed(self, plan: Plan, first_step: int) -> InputFeed:
-        """Of the tile that the rank has by a plan that `plan` gave; the caller closes it."""
+        """Return the feed of the rank's tile in a plan from `plan`; the caller closes it."""
         with self._lock:
             ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is plan:
@@ -61,7 +60,7 @@ class NextEpoch:
         return self._make_feed(plan, first_step)
 
     def close(self) -> None:
-        """The rank's work is over."""
+        """End the preparation for good."""
         self._thread.shutdown()
         self._keep(None)
 
@@ -74,7 +73,7 @@ class NextEpoch:
         return plan
 
     def _keep(self, ahead: tuple[Plan, InputFeed] | None) -> None:
-        """At most one is kept: a plan that was prepared need not come."""
+        """Keep at most one feed: a prepared plan need not come into force."""
         with self._lock:
             before, self._ahead = self._ahead, ahead
         if before is not None:

@@ -1,12 +1,12 @@
-"""What steps took against what their plan predicts, by part; told at the end of every run.
+"""Measured step times and the plan's predictions, by part; reported at the end of every run.
 
     predictions = Predictions()
     predictions.step(plan, result, seconds)          after every committed step
     predictions.report(plan, rank, group)            -> {"pipeline_ms": 812.3, "predicted_pipeline_ms": 804.0, ...}
 
-The *pipeline* goes from the first unit to the last one of a step, the *update* is the optimizer's, of owned boxes and
-copies, and the *exchange* is the rest: sums, the vote, copies, parameters, and what the worker does between two steps.
-The plan's exchange is that of the messages alone, one after another and not overlapped.
+The *pipeline* lasts from the first unit of a step to the last; the *update* is the optimizer's, on owned boxes and
+replicas; the *exchange* is the rest: reductions, the vote, replicas, parameters, and the worker's time between steps.
+The plan's exchange counts the messages alone, in sequence and not overlapped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from elaswave_fx.plan.work.topology import Rank
 
 _RECENT_STEPS = 1000
 _UPDATING = ("UPDATE", "SNAPSHOT")
-"""Instructions in which owned boxes and copies are updated; a rank has those that it has anything to do in."""
+"""Instructions that update owned boxes and replicas; a rank has only those with work."""
 
 _COLUMNS = 5
-"""Of a rank in the report: median step, pipeline and update, and sums of modelled and overslept time, in seconds."""
+"""Columns of a rank in the report, in seconds: medians of step, pipeline, update; sums of modelled, overslept time."""
 
 
 class Predictions:
-    """Of one rank; of the last steps in the newest epoch, for another plan predicts otherwise."""
+    """Measurements of one rank, of the last steps in the newest epoch, whose plan they are compared with."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
@@ -43,7 +43,7 @@ class Predictions:
         self._modelled_s = self._overslept_s = 0.0
 
     def step(self, plan: Plan, result: _native.StepResult, seconds: float) -> None:
-        """A committed step that took `seconds`. One that was finished after it had been left is not counted."""
+        """Record a committed step that took `seconds`. A step that was finished after an abort is not counted."""
         if not result.seconds:
             return
         if self._plan is None or plan.epoch != self._plan.epoch:
@@ -57,9 +57,9 @@ class Predictions:
         self._overslept_s += result.emulated.overslept_s
 
     def report(self, plan: Plan, rank: Rank, group: _native.Group) -> Predicted | None:
-        """The same on all ranks of the plan, all of which call it; None without a step in its epoch.
+        """Return the report, the same on all ranks of the plan, which all call this; None without a step in its epoch.
 
-        Raises CommError when one of them is lost.
+        Raises CommError if one of them is lost.
         """
         counts = self._plan is not None and self._plan.epoch == plan.epoch
         rows = torch.zeros(len(plan.ranks), _COLUMNS, dtype=torch.float64)
@@ -75,7 +75,7 @@ class Predictions:
 
 
 def _report(plan: Plan, steps: int, rows: Sequence[Sequence[float]]) -> Predicted:
-    """`rows`: per rank its columns."""
+    """Return the report; `rows`: the columns of each rank."""
     predicted = plan.predicted
     steps_s, pipelines_s, updates_s, modelled, overslept = zip(*rows, strict=True)
     step_s, pipeline_s, update_s = max(steps_s), max(pipelines_s), max(updates_s)

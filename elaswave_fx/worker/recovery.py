@@ -29,36 +29,36 @@ from elaswave_fx.worker.checkpoints import restore
 from elaswave_fx.worker.worker import Worker, certificate_of, vote_of
 
 LINK_S = 5.0
-"""For links to members that are new, which have opened theirs before they asked to become one."""
+"""Timeout for links to new members, which opened theirs before they asked to join."""
 
 TRANSFER_S = 60.0
-"""For moving parameters in a transition. A lost peer ends it at once."""
+"""Timeout for moving parameters in a transition. A lost peer ends it early."""
 
 
 def suspect_of(error: BaseException) -> Rank | None:
-    """Whom an error accuses; None: nobody."""
+    """The suspect that an error names, if any."""
     rank = getattr(error, "rank", None)
     return None if rank is None else Rank(rank)
 
 
 class Recovery:
-    """`result`: what the engine returned for the newest step that it has committed."""
+    """Carries out recovery requests. `result`: the engine's result of its newest committed step."""
 
     result: _native.StepResult
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._began_s = self._edited_s = 0.0  # of the epoch that is entered
+        self._began_s = self._edited_s = 0.0  # start of the current epoch's entry
         self._plan = worker.plan
         self._moved = 0
 
     # --- Leaving
 
     def abort_step(self, what: do.AbortStep) -> do.Inventory:
-        """Transfers end, and a checkpoint that is being written is given up."""
+        """End transfers and abandon an unfinished checkpoint."""
         worker = self._worker
         self._drain_transfers()
-        if worker.checkpoints is not None:  # A rank that joins may leave its first epoch before it has entered it.
+        if worker.checkpoints is not None:  # A joiner may leave its first epoch before it has entered it.
             worker.checkpoints.abandon()
         held, epoch = worker.engine.native.holdings(), worker.plan.epoch
         certificate = None
@@ -75,44 +75,43 @@ class Recovery:
         )
 
     def certificate(self) -> Certificate:
-        """The certificate of `result`."""
         return certificate_of(Stamp(Version(self.result.version), self._worker.plan.epoch), self.result.votes)
 
     def _drain_transfers(self) -> None:
-        """A failure between steps leaves the engine with parameters under way: they end here, and their buckets are
-        stale. After a failure within a step nothing is under way any more."""
+        """End parameter transfers after a failure between steps, which leaves them in progress; their buckets become
+        stale. After a failure within a step there are none."""
         worker = self._worker
         worker.endpoint.abort(f"rank {worker.rank} leaves epoch {worker.plan.epoch}")
         try:
             worker.engine.native.sync(TRANSFER_S)
         except CommError:
-            return  # the engine has dropped what was not there yet
+            return  # the engine has dropped incomplete data
 
     def report(self, what: do.Report) -> Decision:
-        """Report to the coordinator and wait, for as long as it takes."""
+        """Report to the coordinator and wait without a timeout."""
         return self._worker.agent.report_and_wait(what.holdings, what.suspect)
 
     # --- Entering
 
     def open_links(self, what: do.OpenLinks) -> None:
-        """Raises CommError after `LINK_S`."""
+        """Open missing links. Raises CommError after `LINK_S`."""
         worker = self._worker
         self._began_s = time.perf_counter()
         self._plan = worker.next_epoch.plan(what.go.plan)
         worker.links.open(what.go.infos, LINK_S, what.anew)
 
     def verify_replicas(self, what: do.VerifyReplicas) -> set[BoxId]:
-        """The engine reads every byte."""
+        """Return the replicas that are damaged; the engine reads every byte."""
         return {box for box in what.boxes if not self._worker.engine.native.intact(box)}
 
     def advance_links(self, what: do.AdvanceLinks) -> None:
-        """Frames of earlier epochs are dropped from now on."""
+        """Close links to former members; frames of earlier epochs are dropped from now on."""
         for rank in what.gone:
             self._worker.endpoint.disconnect(rank)
         self._worker.endpoint.advance(int(what.epoch))
 
     def install_plan(self, what: do.InstallPlan) -> frozenset[int]:
-        """Raises JobOver if the plan ends the job."""
+        """Install the epoch's plan. Raises JobOver if the plan ends the job."""
         worker, plan, activation = self._worker, self._plan, what.go.activation
         if plan.terminal_reason:
             self._end_job(plan, activation)
@@ -121,17 +120,17 @@ class Recovery:
         return stale
 
     def _end_job(self, plan: Plan, activation: Activation) -> None:
-        """The ranks that are left cannot go on: they save what they have, if this run makes checkpoints, and end."""
+        """End the job because the remaining ranks cannot continue: write a checkpoint, if this run makes any."""
         worker, failed = self._worker, None
         worker.join_group(plan)
-        worker.group.barrier(TRANSFER_S)  # the first rank has cleared away what earlier writers left
+        worker.group.barrier(TRANSFER_S)  # the first rank has removed files of earlier writers
         if worker.checkpoints is not None and not activation.rollback:
             with worker.disk_work("writes the last checkpoint"):
                 failed = worker.checkpoints.finish(activation.resume.version)
         raise JobOver(f"{plan.terminal_reason}; {failed}" if failed is not None else plan.terminal_reason)
 
     def restore(self, what: do.Restore) -> None:
-        """Load a checkpoint, or the initial state: some box has no replica left."""
+        """Load a checkpoint or the initial state: some box has no replica left."""
         worker = self._worker
         with worker.disk_work("reads a checkpoint, to go back to it"):
             worker.engine.load_initial()
@@ -144,10 +143,10 @@ class Recovery:
                 restore(path, worker.artifact, worker.plan, worker.rank, worker.optimizer, worker.engine.native)
             elif what.to.version != 0:
                 raise CheckpointError(f"rollback: rank {worker.rank} finds no checkpoint after {what.to.version} steps")
-            worker.group.barrier(DISK_S)  # for the slowest of them
+            worker.group.barrier(DISK_S)  # for the slowest rank
 
     def gather_parameters(self, what: do.GatherParameters) -> None:
-        """Exchange which buckets are missing where, then receive and send them."""
+        """Exchange the ranks' missing buckets, then receive and send them."""
         worker = self._worker
         self._edited_s = time.perf_counter()
         if worker.is_first:
@@ -162,14 +161,14 @@ class Recovery:
         worker.group.all_gather(torch.frombuffer(wanted, dtype=torch.uint8), intervals, TRANSFER_S)
         takers: list[list[Rank]] = [[] for _ in buckets]
         place = wanted.find(1)
-        while place >= 0:  # few, after a planned stop none
+        while place >= 0:  # few; none after a planned reconfiguration
             takers[place % width].append(plan.ranks[place // width])
             place = wanted.find(1, place + 1)
         worker.engine.native.refresh(takers, TRANSFER_S)
         self._moved = sum(bucket.work_bytes * len(ranks) for bucket, ranks in zip(buckets, takers, strict=True))
 
     def sync_replicas(self, what: do.SyncReplicas) -> frozenset[BoxId]:
-        """The transfers overlap with the next steps."""
+        """Start syncing replicas; the transfers overlap with the next steps."""
         worker, native = self._worker, self._worker.engine.native
         native.replicate(list(what.copies))
         if worker.is_first:
@@ -182,7 +181,7 @@ class Recovery:
 
 
 def checkpoint_at(worker: Worker, version: int) -> Path | None:
-    """The checkpoint of `version` committed steps that this run made or began with."""
+    """The checkpoint of `version` committed steps that this run made or resumed from."""
     resumed = worker.context.build.data.resume_from
     if resumed is not None and version == worker.context.build.data.first_step:
         return Path(resumed)

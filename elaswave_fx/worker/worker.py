@@ -1,4 +1,4 @@
-"""What a worker holds, for the whole run and for the epoch that it is in; where both come from.
+"""A worker's objects, for the whole run and for the current epoch, and their setup.
 
 WorkerContext (rank, plan, artifact, token) -> set_up -> Worker: links to every rank, a declared engine, a running agent
 """
@@ -46,13 +46,13 @@ from elaswave_fx.worker.peer_links import PeerLinks
 
 CONNECT_S = 60.0
 MEND_S = 1.0
-"""For one attempt to open broken links again; asked once more, a rank tries on."""
+"""Timeout of one attempt to mend broken links; another request retries."""
 _GROUP = 1  # the id of the group of all ranks, in every generation
 
 
 @dataclass
 class Worker:
-    """One rank. What is assigned anew with every epoch comes last. `at`: where it stands."""
+    """One rank. Fields that change with epochs come last. `at`: state of the training loop."""
 
     config: Config
     context: WorkerContext
@@ -80,23 +80,23 @@ class Worker:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for the ranks of its epoch."""
+        """Whether this rank reports for the ranks of its epoch."""
         return self.rank == self.plan.ranks[0]
 
     def begin_epoch(self, plan: Plan) -> None:
-        """The group of the epoch's ranks, what writes its checkpoints, the clock, and the feed if another is needed."""
+        """Set the clock, group and checkpoints of the epoch, and the feed if another is needed."""
         if self.clock is not None:
             set_clock(self.clock, plan, self.rank, self.context)
         stays = self.next_epoch.reads_alike(self.plan, plan)
         self.join_group(plan)
         if self.feed is not None and stays:
-            return  # any step may be taken from it
+            return  # it serves any step
         if self.feed is not None:
             self.feed.close()
         self.feed = self.next_epoch.feed(plan, self.at.committed.version)
 
     def join_group(self, plan: Plan) -> None:
-        """As a rank of the plan, without a part in its steps."""
+        """Become a rank of the plan, without starting its steps."""
         self.plan = plan
         self.group = _native.Group(self.endpoint, _GROUP, list(plan.ranks), int(plan.epoch))
         with self.disk_work("clears away checkpoints that were given up"):
@@ -106,15 +106,15 @@ class Worker:
             )  # fmt: skip
 
     def leave_if_over(self) -> None:
-        """Raises Aborted if the rank is to leave its epoch, and not to begin anything else in it."""
+        """Raise Aborted if the rank must leave its epoch, and so must not begin anything else in it."""
         if self.agent.stop_requested:
             raise Aborted(f"rank {self.rank}: called off before step {self.at.committed.version}")
 
 
 @dataclass
 class Equipment:
-    """What a rank has before it is in an epoch, and keeps. `engine` comes with the first one. `cross_check`: samples of
-    ranks that opened the data apart are read again."""
+    """A rank's objects that outlive epochs. `engine` is set in the first epoch. `cross_check`: whether samples are read
+    again because ranks opened the data separately."""
 
     config: Config
     info: MemberInfo
@@ -137,11 +137,11 @@ class Equipment:
         self.next_epoch = NextEpoch(rank, lambda: self.engine, self._feed, alike)
 
     def progress(self) -> Progress:
-        """What the rank does now."""
+        """Return the rank's current activity."""
         if self.engine is None:
             return STARTING
         now = self.engine.native.progress()
-        # Data that is slow, or a disk, is another place every second, and no standstill: its own deadline ends it.
+        # Slow data or a disk changes the place every second, so it is no hang: its own deadline ends it.
         in_step = now.instruction is not None
         place = f"{now.instruction} {now.number}" if in_step else self.disk_work.progress() or self.code.progress()
         return Progress(place, Rank(now.awaited) if now.awaited is not None else None)
@@ -151,14 +151,14 @@ class Equipment:
         return InputFeed(self.config, self.artifact, plan, rank, self.source, first_step, self.cross_check)
 
     def interrupt(self, reason: str) -> None:
-        """Have the step fail, here and at the others."""
+        """Abort the step, here and at the other ranks."""
         self.endpoint.abort(reason)
         self.endpoint.broadcast_abort(None)
 
 
 def equip(config: Config, context: WorkerContext, topology: Topology | None, connect_s: float = CONNECT_S) -> Equipment:
-    """Links to every rank that there is, within `connect_s`, and all of the job that no plan changes. `topology`: that
-    of the first plan, if it has the rank; it says which links are emulated."""
+    """Open links to all ranks within `connect_s` and load everything that no plan changes. `topology`: the first
+    plan's, if it contains the rank; it lists the emulated links."""
     is_emulated, has_slow_hosts = config.device == "emulated", config.emulated.link.is_slowed
     endpoint = listen_for_peers(
         context,
@@ -186,8 +186,7 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
 
 
 def listen_for_peers(context: WorkerContext, **options: Any) -> _native.Endpoint:
-    """The rank's endpoint, with these options. Raises `ConfigError` if somebody has taken its port since the launcher
-    looked."""
+    """Return the rank's endpoint. Raises `ConfigError` if its port was taken since the launcher's check."""
     try:
         return _native.Endpoint(**options)
     except CommError as error:
@@ -206,8 +205,8 @@ def start_agent(
     say: Callable[[str], None],
     warnings: tuple[signal.Signals, ...] = (),
 ) -> Agent:
-    """The agent runs, the rank is heard by the coordinator, and SIGTERM tells it to leave; so does each of `warnings`.
-    `say(line)`: for who looks at this process alone."""
+    """Start the agent, which contacts the coordinator. SIGTERM and each of `warnings` drains the rank. `say(line)`
+    prints for users of this process alone."""
     agent = Agent(
         has.info, context.first, context.control, context.job_folder, interrupt=has.interrupt, progress=has.progress,
         lost=has.links.lost, mend=lambda: has.endpoint.mend(MEND_S), say=say,
@@ -223,8 +222,7 @@ def _may_be_cut(context: WorkerContext) -> bool:
 
 
 def start_engine(config: Config, context: WorkerContext, has: Equipment, plan: Plan, resume: Stamp) -> RankEngine:
-    """A declared engine by a plan, in the state that the job begins with as far as the plan says that the rank has it,
-    which counts as that after `resume`."""
+    """Return an engine for a plan, with the initial state of the rank's boxes, which counts as that after `resume`."""
     speeds = config.emulated.speeds
     speed = 1.0 if speeds is None or context.rank >= len(speeds) else speeds[context.rank]
     engine = RankEngine(
@@ -238,7 +236,7 @@ def start_engine(config: Config, context: WorkerContext, has: Equipment, plan: P
 
 
 def set_up(config: Config, context: WorkerContext) -> Worker:
-    """Links to every rank and a declared engine; the agent runs."""
+    """Set up a rank that the launcher started: links to every rank, an engine, a running agent."""
     assert context.first is not None, "whoever joins is set up by `join`"
     plan = Plan.from_json(context.build.plan)
     has = equip(config, context, plan.topology)
@@ -261,7 +259,7 @@ def make_worker(
     plan: Plan,
     at: LoopState,
 ) -> Worker:
-    """A rank that has not entered the epoch of `plan` yet."""
+    """Return a rank that has not entered the epoch of `plan` yet."""
     return Worker(
         config, context, has.artifact, engine, has.next_epoch, has.endpoint, has.links, has.initial, has.optimizer,
         make_schedule(config.schedule, config.steps), has.source, agent, has.disk_work, at, plan,
@@ -270,10 +268,10 @@ def make_worker(
 
 
 def certificate_of(stamp: Stamp, votes: Mapping[Rank, bytes]) -> Certificate:
-    """The proof of a commit from the votes as the engine has them."""
+    """The proof of a commit, from the engine's votes."""
     return Certificate(stamp, tuple(vote_of(stamp, rank, payload) for rank, payload in sorted(votes.items())))
 
 
 def vote_of(stamp: Stamp, rank: int, payload: bytes) -> Vote:
-    """One rank's vote; what it consumed is in what it cast."""
+    """One rank's vote; its payload contains what it consumed."""
     return Vote(stamp, Rank(rank), Payload.unpack(payload).consumed, payload)

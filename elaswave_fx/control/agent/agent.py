@@ -1,7 +1,7 @@
-"""The thread that performs what a rank's control machine decides: its stream, its links, the way to the main thread.
+"""The thread that carries out the decisions of a rank's control machine: on its stream, its links and the main thread.
 
-In: what the worker's main thread says: `committed` after every step, `report_and_wait` when a step has failed or is
-called off. Out: `stop_requested`, and from `report_and_wait` the decision. All decisions are `protocol/rank.py`'s.
+In: calls of the worker's main thread: `committed` after every step, `report_and_wait` when a step failed or was
+aborted. Out: `stop_requested`, and from `report_and_wait` the decision. All decisions are `protocol/rank.py`'s.
 
     agent.start()
     while not done:
@@ -82,26 +82,26 @@ LIMITS = Limits(
 LINGER_S = 0.5
 
 ALONE_S, ALONE_MORE_S = 0.5, 1.0
-"""A rank without launcher and without coordinator for so long starts a coordinator; later ones wait longer each, so
-that one suffices as a rule. Of several one gets the place, and the others end."""
+"""Time without launcher and coordinator after which a rank starts a coordinator; each later rank waits longer, so that
+one usually suffices. Of several, one gets the leader lock and the others end."""
 
 LINKS_S = 0.005
-"""Until the next look at the links while the main thread waits for the next epoch: more may break after the first one.
-It doubles with every look that shows nothing new, for many ranks may share the cores that the agreement needs."""
+"""Interval of link checks while the main thread waits for the next epoch, since more links may break after the first.
+It doubles with every check without news, because many ranks may share the cores that the agreement needs."""
 
 _Said = Committed | StepLeft | ReplicaSync | Closing | RankReport
 
 
 class Agent:
-    """Methods are for the main thread; `interrupt` and `progress` are called from the agent's thread.
+    """A rank's agent, for the main thread; `interrupt` and `progress` are called from the agent's thread.
 
-    `info`: of this rank, which it shows to every coordinator. `first`: the epoch that the job begins with; None: the
-    rank asks to become a member. `job_folder`: where the job is on this machine: the rank starts a coordinator there
-    when it is alone. `interrupt(reason)` must make a running step fail soon, here and at the other members, and later
-    ones at once until a new epoch is installed. `lost()`: the peers whose links are down; `mend()` starts to open those
-    links again. `is_cut()`: whether the rank is cut off from everybody now, for ranks to which that may be done.
-    `prepare_next(plan, version)` is given the text of the plan for which a stop after `version` steps is planned, and
-    returns at once. `say(text)`: the last words of a process that ends itself.
+    `info`: this rank's, which it sends to every coordinator. `first`: the job's first epoch; None: the rank asks to
+    join. `job_folder`: the job on this machine, where a rank without launcher and coordinator starts a coordinator.
+    `interrupt(reason)` must soon abort a running step, here and at the other members, and later ones immediately until
+    a new epoch is installed. `lost()`: peers whose links are down; `mend()` starts to reopen those links. `is_cut()`:
+    whether a fault cuts this rank off now. `prepare_next(plan, version)` receives the text of the plan of a planned
+    reconfiguration after `version` steps; it must not block. `say(text)`: prints the last line of a process that ends
+    itself.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Agent:
         self._interrupt, self._progress, self._prepare_next, self._say = interrupt, progress, prepare_next, say
         self._lost, self._mend, self._is_cut, self._first = lost, mend, is_cut, first
         self._state = self._first_state(0.0)
-        self._version = self._state.committed.version  # as the main thread knows it
+        self._version = self._state.committed.version  # the main thread's newest commit
         self._said: deque[_Said] = deque()
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         self._may_step = threading.Event()
@@ -133,16 +133,15 @@ class Agent:
         self._wake_read = self._wake_write = -1
         self._leave_signal: signal.Signals | None = None
         self._warnings: tuple[signal.Signals, ...] = ()
-        self._grace_s, self._orders = 0.0, 0  # to leave, so many came
+        self._grace_s, self._orders = 0.0, 0  # `_orders`: number of leave signals received
         self._hands_back = False
-        self._look_s = LINKS_S  # until the next look at the links
-        self._starts_s: float | None = None  # when this rank starts a coordinator, if none comes before
+        self._look_s = LINKS_S  # time until the next check of links
+        self._starts_s: float | None = None  # when this rank starts a coordinator, if none appears before
 
     # --- For the main thread ---
 
     def start(self) -> None:
-        """Once, after the fork: sockets and the thread are made here. Raises `CommError` for an address of the
-        coordinator that cannot be resolved."""
+        """Create sockets and the thread, once and after the fork. Raises `CommError` for an unresolvable address."""
         socket = (
             RankSocket(self._address, self._info)
             if self._is_cut is None
@@ -160,9 +159,8 @@ class Agent:
         return protocol.member(number, LIMITS, self._first, now_s)
 
     def leave_on(self, number: signal.Signals, warnings: tuple[signal.Signals, ...], grace_s: float) -> None:
-        """From now on this signal tells the rank to leave the job within `grace_s`, and a second one to end at once;
-        `warnings` tell it to leave, however often they come. The main thread calls this; it need not get to Python for
-        a signal to be heard."""
+        """Make signal `number` drain the rank within `grace_s`, and end it immediately if repeated; `warnings` drain
+        it, however often they come. Called by the main thread, which need not run Python code to react."""
         self._leave_signal, self._warnings, self._grace_s = number, warnings, grace_s
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for each in (number, *warnings):
@@ -170,14 +168,14 @@ class Agent:
 
     @property
     def must_stay(self) -> str | None:
-        """Why this rank, which should have left by now, cannot; None if it can, or was not told to."""
+        """Why this overdue draining rank cannot leave; None if it can, or is not draining."""
         return self._state.must_stay
 
     def close(self, finished: bool = True) -> None:
-        """End the thread, at most some `FLUSH_S` later. Called again, it does nothing.
+        """End the thread, within about `FLUSH_S`. Idempotent.
 
-        `finished`: the job's work is done, and the ledger is to have all of it; the coordinator makes no new epoch
-        after that. Otherwise the rank just falls silent.
+        `finished`: the job is done: flush all ledger lines; the coordinator makes no new epoch after that. Otherwise
+        the rank only stops sending.
         """
         thread, self._thread = self._thread, None
         if thread is None:
@@ -191,50 +189,48 @@ class Agent:
             os.close(self._wake_read)
 
     def job_time(self, at_s: float) -> float:
-        """A time of this machine's monotonic clock by that of the coordinator, as far as it is known by now."""
+        """Convert a time of this machine's monotonic clock to the coordinator's, as far as the offset is known."""
         return job_time(self._state.clock, at_s)
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the rank should not start another step, but call `report_and_wait`."""
+        """Whether the rank must not start another step but call `report_and_wait`."""
         return self._failure is not None or protocol.must_leave(self._state, self._version)
 
     @property
     def may_step(self) -> bool:
-        """False while the store, or the ledger, has been out of reach for so long that others may have gone on."""
+        """Whether store and ledger were reachable recently; if not, others may have resumed without this rank."""
         return self._may_step.is_set()
 
     def await_store(self, timeout_s: float) -> bool:
-        """Blocked until `may_step`, or a stop is requested; whether one of them is so."""
+        """Block until `may_step` or a requested stop; return whether one of them holds."""
         return self._may_step.wait(timeout_s) or self.stop_requested
 
     def committed(self, certificate: Certificate) -> None:
-        """A step was committed here; to be said of every one, in order."""
-        # The thread learns of it with its next event. It keeps a stop for later first and looks at what was said then,
-        # and `stop_requested` reads that stop after this: one of the two sees the other.
+        """Record a committed step; to be called for every one, in order."""
+        # The thread reads this with its next event. It sets a planned stop before it reads `_said`, and
+        # `stop_requested` reads the stop after this append: one of the two sees the other.
         self._version = certificate.stamp.version
         self._said.append(Committed(certificate, time.monotonic(), leaves=self.stop_requested))
 
     def report_sync(self, sync: ReplicaSync) -> None:
-        """What is still to come of copies has changed."""
         self._say_to_thread(sync)
 
     def hand_back(self, begins: bool = True) -> None:
-        """The main thread hands the model back from now on, or does not any more: there are no steps between which a
-        planned stop could come."""
+        """Begin or end the export of the model, during which there are no steps for a planned stop."""
         self._hands_back = begins
 
     def report_and_wait(self, holdings: Holdings, suspect: Rank | None) -> Decision:
-        """Say what is in memory, and wait for what comes next; as long as that takes."""
+        """Report what is in memory and wait for the decision, without a timeout."""
         self._say_to_thread(StepLeft(holdings, suspect))
         return self.wait()
 
     def tell(self, kind: str, fields: dict[str, Any]) -> None:
-        """Have the coordinator pass a message on to the launcher; lost while there is none."""
+        """Send a message to the launcher through the coordinator; lost if there is none."""
         self._say_to_thread(RankReport(self._info.number, kind, fields))
 
     def wait(self) -> Decision:
-        """Until it is said what comes next; as long as that takes."""
+        """Wait for the decision on the next epoch, without a timeout."""
         while True:
             try:
                 decision = self._decisions.get(timeout=HEARTBEAT_S)
@@ -251,7 +247,7 @@ class Agent:
         try:
             os.write(self._wake_write, b"!")
         except BlockingIOError:
-            return  # the pipe is full of wishes to wake up
+            return  # the pipe is full of wake-ups
 
     # --- The thread ---
 
@@ -305,7 +301,7 @@ class Agent:
                 self._feed(socket, LeaveAsked(self._grace_s))
 
     def _sleep(self, socket: RankSocket, until_s: float) -> None:
-        """Until a message, a word of the main thread, or that time."""
+        """Sleep until a message, a call of the main thread, or `until_s`."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
         socket.watch(poll)
@@ -319,14 +315,14 @@ class Agent:
             self._feed(socket, links)
 
     def _orphaned(self, has_coordinator: bool) -> bool:
-        """Whether nobody is left who would end this process if it hangs. One that no launcher has started goes by the
+        """Whether no other process would end this one if it hangs: its launcher has died or, for a joiner, it has no
         coordinator."""
         if self._job_folder is None:
             return not has_coordinator
         return bool(self._job_folder.launcher) and os.getppid() != self._job_folder.launcher
 
     def _look_for_coordinator(self, alone: bool, now_s: float) -> None:
-        """Without a launcher nobody else starts one, and without one nobody can go on after the next loss."""
+        """Start a coordinator if there is neither it nor a launcher: without one the next loss ends the job."""
         if not alone or self._job_folder is None:
             self._starts_s = None
         elif self._starts_s is None:
@@ -374,6 +370,6 @@ class Agent:
             self._end_process(action)
 
     def _end_process(self, action: EndProcess) -> None:
-        """Without a launcher nobody else would end a worker that hangs; and who is told to end at once does."""
+        """End a hung worker without a launcher, or one that was asked to end immediately."""
         self._say(action.reason)
         os._exit(1)

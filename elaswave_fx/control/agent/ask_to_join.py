@@ -1,7 +1,7 @@
-"""A process that has no number asks the coordinator for one, and for files of the job; it waits for each answer.
+"""Requests of a process without a number to the coordinator, for a number or for files; each waits for its answer.
 
-In: the job's address and token, versions. Out: `Welcome`, or a `ConfigError` that says why there is none: nobody is
-there, somebody without the job's token, or the coordinator refuses.
+In: the job's address and token, versions. Out: `Welcome`, or a `ConfigError`: no peer answers, it lacks the job's
+token, or the coordinator refuses.
 
     ask_to_join(ControlAddress("127.0.0.1", 41213, token), versions(), timeout_s=20.0)  ->  Welcome(4, {…}, …)
 """
@@ -23,11 +23,11 @@ from elaswave_fx.control.wire import ControlAddress, Message, Question, decode, 
 from elaswave_fx.errors import CommError, ConfigError
 
 AGAIN_S = 0.1
-"""Between two attempts: a coordinator that is being started has no listener, if the launcher is gone."""
+"""Pause between attempts: a starting coordinator has no listener if the launcher has died."""
 
 
 def ask_to_join(address: ControlAddress, versions: Mapping[str, str], timeout_s: float) -> Welcome:
-    """The number of this process, and what it has to know. Raises `ConfigError` when there is none, in time."""
+    """Return this process's number and data to join. Raises `ConfigError` on a refusal or after the timeout."""
     with asking(address) as line:
         answer = line.ask(JoinRequest(dict(versions)), timeout_s)
     if not isinstance(answer, Welcome):
@@ -37,7 +37,7 @@ def ask_to_join(address: ControlAddress, versions: Mapping[str, str], timeout_s:
 
 @contextlib.contextmanager
 def asking(address: ControlAddress) -> Iterator[Line]:
-    """A way to ask, closed with the block."""
+    """A `Line`, closed at the end of the block."""
     line = Line(address)
     try:
         yield line
@@ -46,17 +46,17 @@ def asking(address: ControlAddress) -> Iterator[Line]:
 
 
 class Line:
-    """A joiner's connection to whichever coordinator the job has: opened when something is to be asked, and again
-    when the coordinator has gone. `where`: the other end, as people write it."""
+    """A joiner's connection to the current coordinator: opened by the first request, and again after a coordinator's
+    end. `where`: its address as text."""
 
     def __init__(self, address: ControlAddress) -> None:
         self.where = tcp.shown(address.host, address.port)
         self._address = address
         self._connected: socket.socket | None = None
-        self._stream: Stream | None = None  # on it, once the token was proved on both sides
+        self._stream: Stream | None = None  # once both sides have proved the token
 
     def ask(self, question: Question, timeout_s: float) -> Message:
-        """The answer. Raises `ConfigError` when there is none in time, or the coordinator refuses."""
+        """Return the answer. Raises `ConfigError` after the timeout, or if the coordinator refuses."""
         by_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -74,20 +74,20 @@ class Line:
             return answer
 
     def hang_up(self) -> None:
-        """Called again, it does nothing."""
+        """Close the connection; idempotent."""
         if self._connected is not None:
             self._connected.close()
         self._connected = self._stream = None
 
     def _answer(self, question: Question, by_s: float) -> Message:
-        """One attempt. Raises `CommError` for an end that is none of the job's."""
+        """Make one attempt. Raises `CommError` if the other end lacks the job's token."""
         if self._stream is None:
             self._stream = self._opened(by_s)
         self._stream.send(encode(question))
         return decode(_frame(self._stream, by_s))
 
     def _opened(self, by_s: float) -> Stream:
-        left_s = max(AGAIN_S, by_s - time.monotonic())  # without any, nobody could be reached
+        left_s = max(AGAIN_S, by_s - time.monotonic())  # some time, or no attempt could succeed
         self._connected = socket.create_connection((self._address.host, self._address.port), timeout=left_s)
         self._connected.setblocking(False)
         tcp.tune(self._connected)
@@ -99,11 +99,11 @@ class Line:
 
 
 class _Gone(Exception):
-    """The other end has closed, or says nothing; another coordinator may come."""
+    """The other end closed or did not answer; another coordinator may take over."""
 
 
 def _frame(opened: Stream, by_s: float) -> bytes:
-    """The next one. Raises `_Gone` if there is none in time."""
+    """Return the next frame. Raises `_Gone` after the timeout."""
     while True:
         opened.flush()
         for frame in opened.receive():

@@ -1,7 +1,7 @@
 """Ask the coordinator for another layout, and wait until it is planned.
 
 In: the job's address and token, a reshape request. Out: the reason of the plan that leads there, or a `ConfigError`
-that says why there is none.
+with the reason why there is none.
 
     ask_to_reshape(address, ReshapeRequest(dp=2, pp=2), timeout_s=60.0)  ->  "the same ranks; ..."
 """
@@ -16,8 +16,8 @@ from elaswave_fx.plan.next.replan_request import ReshapeRequest
 
 
 def ask_to_reshape(address: ControlAddress, reshape: ReshapeRequest, timeout_s: float) -> str:
-    """Return the reason of the plan that leads to the requested layout. Raises `ConfigError` when there is none in
-    time. If the coordinator dies before it has answered, the next one is asked again."""
+    """Return the reason of the plan that leads to the requested layout. Raises `ConfigError` if there is none in time.
+    If the coordinator dies before its answer, the next one is asked."""
     with asking(address) as line:
         answer = line.ask(Reshape(reshape.dp, reshape.pp), timeout_s)
     if not isinstance(answer, Granted):

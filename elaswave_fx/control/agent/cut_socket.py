@@ -1,7 +1,7 @@
-"""A rank's end of its control stream, for a rank that `faults` may cut off: nothing comes or goes while it is.
+"""A rank's control socket for the fault `cut`: it transfers nothing while the rank is cut off.
 
-In: whether it is cut off now. Out: a `RankSocket` whose stream stays open. What the rank says meanwhile is lost, and
-what is said to it arrives afterwards.
+In: whether it is cut off now. Out: a `RankSocket` whose stream stays open. Messages that the rank sends meanwhile are
+lost; messages to it arrive afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elaswave_fx.control.wire import RECONNECT_S_MAX, ControlAddress, Message, R
 
 
 class CutSocket(RankSocket):
-    """One thread uses it."""
+    """A `RankSocket` with a cut; one thread uses it."""
 
     def __init__(self, address: ControlAddress, info: MemberInfo, is_cut: Callable[[], bool]) -> None:
         super().__init__(address, info)

@@ -1,7 +1,7 @@
 """A joiner fetches the files that the job shares from the coordinator, and checks them by their hashes.
 
-In: the job's address, what `Welcome` offers, a folder. Out: the files in that folder, under the names that they were
-offered by, or a `ConfigError`. If the coordinator dies meanwhile, the next one goes on with the file.
+In: the job's address, the offers of `Welcome`, a folder. Out: the files in that folder under their offered names, or a
+`ConfigError`. If the coordinator dies, its successor continues the file.
 
     fetch_files(address, welcome.offers, Path("/tmp/elaswave-join-x"))  ->  4018 (bytes)
 """
@@ -18,12 +18,12 @@ from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
 
 PART_S = 30.0
-"""For a piece of a file, also of a coordinator that takes over meanwhile, or is busy with a plan."""
+"""Timeout for a piece of a file, long enough for a coordinator that takes over or plans."""
 
 
 def fetch_files(address: ControlAddress, offers: Sequence[Offer], folder: Path, timeout_s: float = PART_S) -> int:
-    """All of them; returns their bytes. `timeout_s`: for each piece. Raises `ConfigError` for a file that does not
-    arrive, that arrives with other bytes than it was built with, or for which there is no room."""
+    """Fetch all files; return their bytes. `timeout_s`: for each piece. Raises `ConfigError` if a file does not arrive,
+    arrives with other bytes, or does not fit on the disk."""
     with asking(address) as line:
         for offer in offers:
             _fetch(line, offer, _place(folder, offer.name), timeout_s)
@@ -31,7 +31,7 @@ def fetch_files(address: ControlAddress, offers: Sequence[Offer], folder: Path, 
 
 
 def _place(folder: Path, name: str) -> Path:
-    """Where a file goes, which never is outside of the folder."""
+    """The path of a file, always inside the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
         raise ConfigError(f"{name!r}: is no name of a file that a job shares")

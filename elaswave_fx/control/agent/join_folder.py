@@ -1,7 +1,7 @@
-"""The folder in which a process that joins has what it fetches at first; none outlives its process for long.
+"""The temporary folder of a joiner's fetched files; it does not outlive its process for long.
 
 with join_folder() as folder: …      /tmp/elaswave-join-…, which only this user may enter; gone after the block
-remove_left_behind()                 those of this user's processes that were killed
+remove_left_behind()                 removes folders of this user's killed processes
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 _PREFIX, _ALIVE = "elaswave-join-", "alive"
 
 YOUNG_S = 60.0
-"""A folder without a lock may have been made just now."""
+"""Age below which a folder may be new and not locked yet."""
 
 
 @contextmanager
 def join_folder() -> Iterator[Path]:
-    """A new folder of this process. Raises `OSError` where there is no room for one."""
+    """A new folder of this process. Raises `OSError` if the disk is full."""
     remove_left_behind()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     alive = os.open(folder / _ALIVE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -32,12 +32,12 @@ def join_folder() -> Iterator[Path]:
         fcntl.flock(alive, fcntl.LOCK_EX)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # what is mapped of it stays
+        shutil.rmtree(folder, ignore_errors=True)  # mapped files stay readable
         os.close(alive)
 
 
 def remove_left_behind() -> None:
-    """Remove the folders of processes of this user that were killed while they got ready. Whoever lives has a lock."""
+    """Remove folders of this user's processes that were killed while joining. A live process holds a lock."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             found = folder.lstat()

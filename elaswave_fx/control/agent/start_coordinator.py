@@ -1,4 +1,4 @@
-"""A coordinator for a job that has lost its launcher and its coordinator: a process of its own, started by a rank.
+"""Start of a coordinator process by a rank whose job has lost launcher and coordinator.
 
 start_coordinator(job_folder)   ->   python -m elaswave_fx.coordinator --if-missing …/job.json
 """
@@ -18,8 +18,8 @@ from elaswave_fx.files import open_log
 
 
 def start_coordinator(job_folder: JobFolder) -> None:
-    """Returns at once. It ends by itself, at once if there is a coordinator. A system that has no room for another
-    process is asked again by the caller. Raises `CommError` if the job's folder is gone."""
+    """Start it without waiting. It ends immediately if there is a coordinator. If the system cannot start a process,
+    the caller retries later. Raises `CommError` if the job's folder was removed."""
     if not job_folder.path.exists():
         raise CommError(f"control: {job_folder.path} was removed, without which no job can go on")
     command = [sys.executable, "-m", "elaswave_fx.coordinator", "--if-missing", str(job_folder.job_file)]
@@ -30,7 +30,7 @@ def start_coordinator(job_folder: JobFolder) -> None:
 
 @contextlib.contextmanager
 def _log(job_folder: JobFolder) -> Iterator[int]:
-    """Where coordinators write; where this process does if the run directory is gone."""
+    """The coordinators' log, or this process's standard error if the run directory was removed."""
     try:
         log = open_log(job_folder.run_dir / "logs" / "coordinator.log")
     except OSError:

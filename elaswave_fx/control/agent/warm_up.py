@@ -1,7 +1,7 @@
-"""A loss that a rank runs through in its head, so that the first real one finds code and memory warm.
+"""A rehearsed loss, so that the first real one finds code and memory warm.
 
-In: the state at the start of the first epoch. Out: nothing; the machine is pure, so nothing has happened. Without it
-a rank's part of an agreement takes about twice as long: pages still shared with the launcher, bytecode never run.
+In: the state at the start of the first epoch. Out: nothing; the machine is pure. Without it a rank's part of an
+agreement takes about twice as long: pages are still shared with the launcher, and bytecode has never run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from elaswave_fx.control.wire import decode, encode
 from elaswave_fx.plan.work.topology import Epoch
 
 ROUNDS = 16
-"""After some calls the interpreter has specialized the code."""
+"""Number of calls after which the interpreter has specialized the code."""
 
 
 def warm_up(state: RankState, first: Activation) -> None:
-    """Leave a step, report, and take the next epoch, up to what the wire would carry."""
+    """Leave a step, report, and enter the next epoch, including encoding and decoding."""
     copies = {box: Copy(state.committed, 1) for box in sorted(state.kept)}
     suspect = next((rank for rank in state.members if rank != state.rank), None)
     left = StepLeft(Holdings(state.committed, copies, {}, complete=state.kept), suspect)

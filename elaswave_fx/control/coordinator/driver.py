@@ -1,7 +1,7 @@
-"""The coordinator machine with what it needs of a process: deadlines that follow what it hears, plans, and a rhythm.
+"""The coordinator machine with its process-level parts: adaptive deadlines, plans, and the tick interval.
 
-In: events, and when they came. Out: actions, in which `Activate` has its plan; the caller performs them. Sockets, files
-and the clock are the caller's, so that `service.py` and the simulator run the same.
+In: events and their times. Out: actions for the caller, with plans in `Activate`. Sockets, files and the clock are the
+caller's, so `service.py` and the simulator run the same code.
 
     driver = CoordinatorDriver(planning, read_plan=…, clock=perf_counter, now_s=0.0)
     driver.turn(now_s, due_s); driver.handle(event, now_s)  ->  (Send(2, Activate(…, plan="…")), …)
@@ -54,20 +54,20 @@ from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 TICK_S, IDLE_S = 0.05, 0.2
-"""Between two looks at the clock: while something is under way, and else."""
+"""Tick intervals: during a transition or a computation ahead, and otherwise."""
 
 LATE_S = 0.15
-"""A look that comes so much later than it should was held up, as the heartbeats of ranks may have been."""
+"""Delay of a tick that shows that this process was held up; heartbeats may have been, too."""
 
 THINK_AFTER_S = 0.5
-"""Of an epoch without trouble, before plans for the next loss are made."""
+"""Time in a steady epoch before plans for the next loss are made."""
 
 ReadPlan = Callable[[Epoch, int], Planned]
-"""The plan of an epoch, with that hash, as a coordinator before this one has written it."""
+"""(epoch, plan hash) -> the plan that an earlier coordinator has written."""
 
 
 class CoordinatorDriver:
-    """One coordinator process, but for its effects. `clock`: seconds, for the time that planning takes."""
+    """One coordinator process without its effects. `clock`: seconds, for the duration of planning."""
 
     def __init__(
         self,
@@ -80,27 +80,26 @@ class CoordinatorDriver:
         while_planning: Callable[[], AbstractContextManager[object]] = nullcontext,
         patience_s: float = math.inf,
     ) -> None:
-        """`first_actions` are to be performed before anything else. `think` has plans made for losses that may come.
-        `while_planning`: entered for as long as everybody waits for a plan. `patience_s`: so long a last copy is waited
-        for."""
+        """`first_actions` must be performed before anything else. `think` runs planning for possible losses.
+        `while_planning`: entered while ranks wait for a plan. `patience_s`: longest wait for a last replica."""
         self._planning, self._read_plan, self._clock = planning, read_plan, clock
         self._plan_cache, self._while_planning = PlanCache(planning, think), while_planning
         self._plans: dict[int, Planned] = {}
         self._heartbeats = HeartbeatStats()
-        self._thought_of: tuple[int, frozenset[Rank]] | None = None  # plan and copies for which all losses are planned
-        self._next_planned: Planned | None = None  # what the next planned stop is for
-        self._with_text: tuple[Activate | Prepare, Activate | Prepare] | None = None  # the last one, as decided
+        self._thought_of: tuple[int, frozenset[Rank]] | None = None  # plan and in-sync ranks with all losses planned
+        self._next_planned: Planned | None = None  # plan of the next planned reconfiguration
+        self._with_text: tuple[Activate | Prepare, Activate | Prepare] | None = None  # the last one, and with plan
         self._turn_s = self._now_s = now_s
         self._steady_s = 0.0
         self._thinks = False
-        self._meter: tuple[int, Version, SpeedMeter] | None = None  # of the plan with that hash; what it has heard of
-        self._all_copies: tuple[int, Held] | None = None  # of the plan with that hash, when nobody is behind any more
-        self._speeds: Speeds = {}  # of ranks that the plan takes for slower, or faster
-        self._probation = Probation()  # of ranks that have no work for their speeds
-        self._reshape: tuple[int, ReshapeRequest] | None = None  # what a user wants, and who is to be answered
-        self.answers: deque[tuple[int, Granted | Refused]] = deque()  # to who has no number, by connection
-        self._request = ReplanRequest()  # what the next plan was asked for with
-        self.infos: dict[Rank, MemberInfo] = {}  # of ranks that have sent theirs; the caller puts them here
+        self._meter: tuple[int, Version, SpeedMeter] | None = None  # of that plan: newest measured version
+        self._all_copies: tuple[int, Held] | None = None  # of that plan, once all replicas are in sync
+        self._speeds: Speeds = {}  # of ranks that differ from the plan
+        self._probation = Probation()  # of ranks without work because they are slow
+        self._reshape: tuple[int, ReshapeRequest] | None = None  # (connection, request) of a user
+        self.answers: deque[tuple[int, Granted | Refused]] = deque()  # to connections without a number
+        self._request = ReplanRequest()  # the one for the next plan
+        self.infos: dict[Rank, MemberInfo] = {}  # received infos; the caller adds them
         self.plan_ms = 0.0
         self.state, self.first_actions = membership.start(
             self._heartbeats.timeouts(False, now_s), self._replan, now_s, decide, self._find_following,
@@ -109,17 +108,15 @@ class CoordinatorDriver:
 
     @property
     def pause_s(self) -> float:
-        """Until the next look at the clock."""
         return IDLE_S if self._is_quiet and not self._thinks else TICK_S
 
     @property
     def retired(self) -> bool:
-        """Whether another coordinator has taken over."""
         return self.state.phase == membership.RETIRED
 
     @property
     def register(self) -> Register:
-        """As this coordinator knows it; it must have read the store."""
+        """The register as this coordinator knows it; requires that the store was read."""
         assert self.state.register is not None
         return self.state.register
 
@@ -128,13 +125,13 @@ class CoordinatorDriver:
         return self.state.phase == membership.STEADY and self.state.proposal is None
 
     def turn(self, now_s: float, due_s: float) -> None:
-        """The process gets on; it should have looked at the clock at `due_s` at the latest."""
+        """Record a turn of the process; `due_s` is when its tick was due at the latest."""
         if now_s - due_s > LATE_S:
             self._heartbeats.gap(now_s - self._turn_s, now_s)
         self._turn_s = now_s
 
     def handle(self, event: membership.Event, now_s: float) -> tuple[membership.Act, ...]:
-        """One event, and all that follows from it. A planner that finds no plan ends the job."""
+        """Handle one event and its consequences. A planner without a plan ends the job."""
         self._now_s = now_s
         if isinstance(event, Heartbeat):
             self._heartbeats.heard(event, now_s)
@@ -153,18 +150,18 @@ class CoordinatorDriver:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether ranks have left their step, and wait for the next epoch."""
+        """Whether ranks have left their step and wait for the next epoch."""
         over = self.state.phase in (membership.OVER, membership.RETIRED)
         heard = self.state.detector.heard.values()
         return not over and any(last.heartbeat.phase == STOPPED for last in heard)
 
     def end(self, reason: str) -> tuple[membership.Act, ...]:
-        """There is no next epoch; who waits for one is told so."""
+        """End the job; waiting ranks are notified."""
         self.state, actions = membership.end(self.state, reason)
         return actions
 
     def reshape(self, wanted: ReshapeWanted) -> None:
-        """A user wants other lanes. There is an answer when a plan for it is in force, or there can be none."""
+        """Take a user's reshape request. It is answered when a plan for it is in force, or cannot be made."""
         self._refuse_reshape("another one has come")
         self._reshape = (wanted.connection, wanted.reshape)
         if self.state.phase == membership.OVER:
@@ -196,13 +193,13 @@ class CoordinatorDriver:
     # --- Plans ---
 
     def plan(self, plan_hash: int) -> Planned:
-        """The plan with that hash: made here, or of an epoch that was found in the store."""
+        """Return the plan with that hash: made here, or read from the store."""
         if plan_hash not in self._plans:
             self._plans[plan_hash] = self._read_plan(self.register.epoch, plan_hash)
         return self._plans[plan_hash]
 
     def think_ahead(self, now_s: float) -> None:
-        """Have one plan made for a loss that may come, once the epoch has settled; to be called with every tick."""
+        """Have one plan made for a possible loss, once the epoch has settled; call this with every tick."""
         if not self._is_quiet:
             self._steady_s, self._thinks = now_s, False
             return
@@ -217,7 +214,7 @@ class CoordinatorDriver:
         self._thought_of = None if self._thinks else about
 
     def _with_plan(self, action: membership.Act) -> membership.Act:
-        """The same value for every rank, so that it is encoded once."""
+        """Add the plan's text. The value is the same for every rank, so that it is encoded once."""
         if not isinstance(action, Send) or not isinstance(action.message, Activate | Prepare):
             return action
         if self._with_text is None or self._with_text[0] is not action.message:
@@ -233,15 +230,15 @@ class CoordinatorDriver:
         return replace(message, plan=self._next_planned.text)
 
     def infos_of(self, ranks: Sequence[Rank]) -> tuple[MemberInfo, ...]:
-        """Return the member info of those ranks that have sent it to this coordinator."""
+        """Return the infos of those ranks that have sent them to this coordinator."""
         return tuple(self.infos[rank] for rank in ranks if rank in self.infos)
 
     def why_no_joiner(self, now_s: float) -> str | None:
-        """Why the job takes nobody in, in words; None if it does."""
+        """Why the job accepts no joiner, as text; None if it does."""
         if self.state.phase == membership.OVER:
             return f"the job is over: {self.state.over}"
         if self.state.register is None:
-            return None  # It has not been read yet; whoever comes beyond the room that there is waits for it.
+            return None  # not read yet; joiners beyond the room wait
         most, here = self._most_members(self.register), len(self.register.members)
         come = len(self.state.unnumbered) + sum(
             last.heartbeat.joining and rank not in self.register.members and self.state.detector.is_alive(rank, now_s)
@@ -253,7 +250,7 @@ class CoordinatorDriver:
         return f"the job is full: it has {here} ranks{waiting}, and work for {most}"
 
     def _complete(self) -> frozenset[Rank]:
-        """Ranks that have all copies that they should have."""
+        """Ranks whose replicas are all in sync."""
         return frozenset(rank for rank, last in self.state.detector.heard.items() if last.heartbeat.complete)
 
     @staticmethod
@@ -264,7 +261,7 @@ class CoordinatorDriver:
         }
 
     def _may_join(self, register: Register, joining: tuple[Rank, ...]) -> bool:
-        """Asked with every tick while nothing is under way, and somebody waits to become a member."""
+        """Whether a plan with the joiners is ready; asked with every tick in a steady epoch with joiners."""
         before, members = self.plan(register.key.plan_hash), tuple(sorted((*register.members, *joining)))
         held, joiners = self._held(register, self._complete()), self._joiners(before, members)
         planned = self._plan_cache.ahead(before, members, held, joiners)
@@ -272,7 +269,7 @@ class CoordinatorDriver:
         return planned is not None and not planned.ends_job
 
     def _joiners(self, before: Planned, members: tuple[Rank, ...]) -> Joiners:
-        """Each has shown its info to this coordinator, which has heard it."""
+        """Return the new members, whose infos this coordinator has received."""
         return {rank: member_of(self.infos[rank]) for rank in members if rank not in before.assignment.members}
 
     def _most_members(self, register: Register) -> int:
@@ -290,7 +287,7 @@ class CoordinatorDriver:
         return planned.assignment
 
     def _measure(self, lines: Sequence[Certificate]) -> None:
-        """How long units took in steps that have been committed since the last ones; a line may come more than once."""
+        """Measure the unit times of newly committed steps; a ledger line may arrive more than once."""
         register = self.state.register
         if register is None:
             return
@@ -309,7 +306,7 @@ class CoordinatorDriver:
             self._speeds = steadied(self._speeds, meter.speeds() or {})
 
     def _find_following(self, register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
-        """Asked with every tick while nothing is under way."""
+        """Return the next plan, if any; asked with every tick in a steady epoch."""
         if self._reshape is not None:
             self._refuse_reshape(self._planning.why_not(self._present(register), self._reshape[1], was_tried=False))
         self._probation = self._probation.seen(self._planning.slow_ranks(self._present(register)), self._now_s)
@@ -330,7 +327,7 @@ class CoordinatorDriver:
         return None if planned is None else Following(planned.assignment.members, planned.aim)
 
     def _why_needed(self, register: Register, rank: Rank) -> str | None:
-        """Asked when there is no next plan, of a rank that is overdue to leave."""
+        """Why an overdue draining rank is needed; asked if there is no next plan."""
         before, held = self._present(register), self._copies(register, self._complete().issuperset(register.members))
         if not self._plan_cache.has_no_successor(before, held, self._request):
             return None
@@ -348,7 +345,7 @@ class CoordinatorDriver:
         return self.plan(register.key.plan_hash)
 
     def _copies(self, register: Register, complete: bool) -> Held:
-        """Who has which copy; the same value as long as that does not change, if all are there."""
+        """The replica holders of each box; the same object while nothing changes, once all are in sync."""
         if not complete:
             return self._held(register, self._complete())
         plan_hash = register.key.plan_hash

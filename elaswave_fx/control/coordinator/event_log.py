@@ -1,4 +1,4 @@
-"""The coordinator's events for people: lines of `events.jsonl`, and sentences for its log.
+"""Text of the coordinator's events: lines of `events.jsonl`, and sentences for its log.
 
 In: an event of `protocol/events.py`. Out: an event of `observe/job_events.py` for the launcher, or a sentence.
 
@@ -33,7 +33,7 @@ from elaswave_fx.words import rank_words
 
 
 def job_event(event: Event, now_s: float) -> JobEvent | None:
-    """The line of `events.jsonl`; None for an event that is the log's alone."""
+    """The line of `events.jsonl`; None for an event of the log alone."""
     match event:
         case Detected():
             return job_events.Detected(
@@ -61,7 +61,7 @@ def job_event(event: Event, now_s: float) -> JobEvent | None:
 
 
 def log_line(event: Event) -> str:
-    """What the coordinator's log says of it."""
+    """The sentence for the coordinator's log."""
     match event:
         case Detected():
             return f"epoch {event.epoch} ends, lost are {list(event.ranks)}: {cause_words(event.cause)}"

@@ -1,10 +1,10 @@
-"""Files that joiners fetch from the coordinator: program and initial tensors of the job, piece by piece, by name.
+"""Serves program and initial tensors to joiners, by name and piece by piece.
 
-In: the files that the job's builder has shared, and questions. Out: answers, some time later, for a disk may take its
-time and the coordinator has none: a thread reads. A joiner asks one thing at a time, so few pieces are in memory.
+In: the builder's shared files, and requests. Out: answers, later: a thread reads, since the coordinator cannot wait for
+a disk. A joiner has one request at a time, so few pieces are in memory.
 
     server = FileServer({"state.safetensors": SharedFile("/runs/today/.init/state.safetensors", 812, "9f…")})
-    server.ask(PartWanted(3, Fetch("state.safetensors", 0)))      `fileno` is readable when the answer is there
+    server.ask(PartWanted(3, Fetch("state.safetensors", 0)))      `fileno` is readable when the answer is ready
     server.answers()   ->  [(3, FilePart("state.safetensors", 0, b"…"))]
 """
 
@@ -23,15 +23,15 @@ from elaswave_fx.control.protocol.messages import Fetch, FilePart, Offer, PartWa
 from elaswave_fx.files import file_digest
 
 PART_BYTES = 256 << 10
-"""Of a file in one message: its reading, copying and sending hold nobody up."""
+"""Bytes of a file in one message: small enough that reading, copying and sending delay no rank."""
 
 CLOSE_S = 1.0
-"""For a read that is under way when the coordinator ends."""
+"""Time for a read in progress when the coordinator ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file as its builder has left it: where, how long, and its SHA-256 in hexadecimal."""
+    """A file of the builder: path, size, and SHA-256 in hexadecimal."""
 
     path: str
     size: int
@@ -39,34 +39,33 @@ class SharedFile:
 
     @staticmethod
     def of(path: Path) -> SharedFile:
-        """As it is now. Raises `OSError`."""
+        """Describe a file as it is now. Raises `OSError`."""
         return SharedFile(str(path.absolute()), path.stat().st_size, file_digest(path))
 
 
 class FileServer:
-    """One thread calls the methods. `fileno` is for pollers."""
+    """The shared files of a job. One thread calls the methods; `fileno` is for pollers."""
 
     def __init__(self, files: Mapping[str, SharedFile]) -> None:
-        """`files`: all that is ever read, by name."""
+        """`files`: the only ones that are served, by name."""
         self._files = files
         self._found: queue.SimpleQueue[tuple[int, FilePart | Refused]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._background = BackgroundThread()
 
     def fileno(self) -> int:
-        """Readable while `answers` has something to say."""
+        """Return a descriptor that is readable while `answers` has any."""
         return self._wake
 
     def offers(self) -> tuple[Offer, ...]:
-        """What joiners are told of the files."""
         return tuple(Offer(name, file.size, file.digest) for name, file in self._files.items())
 
     def ask(self, wanted: PartWanted) -> None:
-        """Returns at once."""
+        """Queue a request; does not block."""
         self._background.submit(partial(self._look, wanted))
 
     def answers(self) -> list[tuple[int, FilePart | Refused]]:
-        """Connections, and what is to be said there, since the last call."""
+        """Return (connection, answer) pairs since the last call."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         found = []
@@ -76,17 +75,16 @@ class FileServer:
         return found
 
     def close(self) -> None:
-        """The thread may hang in a read, and ends with the process then."""
+        """End the thread, which may hang in a read and then ends with the process."""
         self._background.close(CLOSE_S)
 
     def _look(self, wanted: PartWanted) -> None:
-        """In the thread."""
         self._found.put((wanted.connection, part_of(self._files, wanted.fetch)))
         os.eventfd_write(self._wake, 1)
 
 
 def part_of(files: Mapping[str, SharedFile], fetch: Fetch) -> FilePart | Refused:
-    """A piece of a file, or why there is none."""
+    """Return a piece of a file, or a refusal with the reason."""
     file = files.get(fetch.name)
     if file is None:
         return Refused(f"the job shares no file {fetch.name!r}")

@@ -1,4 +1,4 @@
-"""What a coordinator must know of a job, in a file of the job's folder in memory that only its owner can enter.
+"""The description of a job for coordinators: a file in the job's memory folder, which only its owner can enter.
 
 In: `RUN` or `RUN/control/job.json`. Out: `CoordinatorSpec`.
 
@@ -29,13 +29,12 @@ from elaswave_fx.files import read_plain
 from elaswave_fx.ownership import refuse_others
 
 TOKEN = "ELASWAVE_TOKEN"
-"""This environment variable holds the token of a job that is named by its address."""
+"""Environment variable with the token of a job that is named by its address."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """One job. `host`, `port`: where its coordinator listens, whichever that is; `launcher`: its pid; `facts`: what a
-    process that wants to join is told of it; `files`: what it may fetch then, by name."""
+    """One job. `host`, `port`: its coordinator's address; `launcher`: its pid; `facts`, `files`: for joiners."""
 
     folder: str
     host: str
@@ -51,15 +50,13 @@ class JobFile:
     files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
 
     def address(self) -> ControlAddress:
-        """Where ranks and coordinators of the job meet."""
         return ControlAddress(self.host, self.port, self.token)
 
     def job_folder(self) -> JobFolder:
-        """Where its store is."""
         return JobFolder(Path(self.folder), Path(self.run_dir), self.launcher)
 
     def spec(self) -> CoordinatorSpec:
-        """What a coordinator of the job needs."""
+        """The spec of the job's coordinator."""
         planner = Planner(self.copies)
         return CoordinatorSpec(
             address=self.address(),
@@ -73,7 +70,7 @@ class JobFile:
         )
 
     def write(self) -> Path:
-        """Beside the store, which is there; holds the job's token, so nobody else may read it."""
+        """Write the file beside the store; it has the job's token, so only its owner may read it."""
         path = self.job_folder().job_file
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as stream:
@@ -82,8 +79,8 @@ class JobFile:
 
     @staticmethod
     def read(path: Path) -> JobFile:
-        """The file, or that of a run directory. Raises `ConfigError` when there is none, or another user may change it:
-        whoever writes it says which code a process that joins runs."""
+        """Read a job file, or that of a run directory. Raises `ConfigError` if there is none, or if another user may
+        change it: its content selects the code that a joiner runs."""
         file = path / "control" / "job.json" if path.is_dir() else path
         try:
             refuse_others(Path(os.path.realpath(file.parent)), str(path))
@@ -95,7 +92,7 @@ class JobFile:
 
 
 def address_of(job: str) -> ControlAddress:
-    """Where a job's coordinator listens, and the token. Raises `ConfigError`."""
+    """The address of a job's coordinator, with the token. Raises `ConfigError`."""
     if not job.startswith("tcp://"):
         return JobFile.read(Path(job)).address()
     try:

@@ -1,7 +1,7 @@
 """The lock of a job's coordinator, which one process holds at a time: a file in the job folder, and the address.
 
-In: the job folder, the address, and the listener if the launcher has opened one. Out: the coordinator's end of the
-control connections. The kernel releases the lock when the process ends, however it does.
+In: the job folder, the address, and the launcher's listener, if any. Out: the coordinator's socket. The kernel releases
+the lock whenever the process ends.
 
     with leader_lock(job_folder, address, listener) as socket:   ->  CoordinatorSocket, or CommError: it is held
 """
@@ -23,8 +23,8 @@ from elaswave_fx.errors import CommError
 def leader_lock(
     job_folder: JobFolder, address: ControlAddress, listener: socket.socket | None, linger_s: float = 0.0
 ) -> Iterator[CoordinatorSocket]:
-    """The coordinator's end, closed with the block; `linger_s`: how long what was said last may take to leave. Raises
-    `CommError` when another process has the lock or, unless a listener is given, the address."""
+    """The coordinator's socket, closed with the block; `linger_s`: time for its last messages to leave. Raises
+    `CommError` if another process has the lock or, without a listener, the address."""
     lock = _lock(job_folder)
     try:
         coordinator = CoordinatorSocket(address, listener)

@@ -1,6 +1,6 @@
-"""The planner as the coordinator uses it: texts of plans in, what the protocol needs of them out.
+"""The coordinator's interface to the planner, and its precomputed plans.
 
-In: the text of a plan, the ranks that go on, who has a copy of which box. Out: `Planned`, the next plan.
+In: the text of a plan, the remaining ranks, the replica holders of each box. Out: `Planned`, the next plan.
 
     planning.replan(planning.read(text), members=(0, 2, 3), held={0: (2,), 1: (0, 3)})  ->  Planned(epoch 1)
 """
@@ -25,25 +25,27 @@ if TYPE_CHECKING:
     from elaswave_fx.plan.plan import Plan
 
 Held = Mapping[BoxId, tuple[Rank, ...]]
-"""Ranks with a copy of each box."""
+"""Box -> ranks with a replica of it."""
 
 
 Joiners = Mapping[Rank, Member]
-"""Members by their member info, of ranks that the plan before does not have."""
+"""Members by their member info, for ranks that are not in the previous plan."""
 
 
 Speeds = Mapping[Rank, float]
-"""Speeds of ranks, relative to what costs were measured for."""
+"""Speeds of ranks relative to the measured costs."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with its text. `lines`: what changes with it, in words; `plan` is the planner's own, and so is `choice`:
-    what its search has taken; `skipped`: samples at the end of every batch that nobody computes; `speeds`: of ranks
-    that were taken for slower, or faster, before; `tried`: of these, those whose speed is assumed; `reshape`: of the
-    user's that it carries out, or begins to; `aim`: what the planned stop before it is for, as a clause; `layout`:
-    its lanes, if the same ranks had others before; `most_ranks`: how many there is work for; `ends_job`: no step is
-    possible with these ranks."""
+    """A plan with its text.
+
+    `lines`: its changes, as text. `plan`, `choice`: the planner's own plan and the result of its search. `skipped`:
+    samples at the end of every batch that no rank computes. `speeds`: those that differ from the plan before; `tried`:
+    of these, the ranks on probation. `reshape`: the user's request that it carries out or begins. `aim`: purpose of the
+    planned reconfiguration before it, as a clause. `layout`: its lanes, if the same ranks had others before.
+    `most_ranks`: how many ranks can have work. `ends_job`: no step is possible with these ranks.
+    """
 
     text: str
     assignment: Assignment
@@ -62,45 +64,44 @@ class Planned:
 
 
 class Planning(Protocol):
-    """A planner. Pure: equal input, equal output."""
+    """A planner; pure: equal input gives equal output."""
 
     def read(self, text: str) -> Planned:
-        """The plan of a text; PlanError if it is none."""
+        """Read a plan. Raises PlanError if the text is none."""
         ...
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
         joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
-        """The plan of the next epoch; a terminal one if none is possible for so few. `like`: that after the loss of
-        another rank of the same kind, which spares the search for lanes."""
+        """The plan of the next epoch; a terminal one if these ranks cannot train. `like`: the plan after the loss of
+        another rank of the same kind, which saves the search for lanes."""
         ...
 
     def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
-        """Equal for ranks whose losses are answered alike."""
+        """A key that is equal for ranks whose losses have like plans."""
         ...
 
     def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
-        """The next plan, now that these copies are there; None if the present one can stay. It has the same members, or
-        all but some that leave."""
+        """The next plan, given these replicas, for the same members or all but draining ones; None: no change."""
         ...
 
     def why_not(self, before: Planned, reshape: ReshapeRequest, was_tried: bool) -> str | None:
-        """Why there can be no plan for the reshape; if it `was_tried`, why there is none."""
+        """Why no plan for the reshape is possible or, if it `was_tried`, why there is none."""
         ...
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
-        """What the plan takes its ranks for."""
+        """The speeds and times that the plan assumes of its ranks."""
         ...
 
     def slow_ranks(self, planned: Planned) -> SlowRanks:
-        """Those that have no work for their speeds, and that are tried at others; none where a user chose who works."""
+        """Ranks without work because they are slow, and ranks on probation; none if a user chose the layout."""
         ...
 
 
 @dataclass(frozen=True)
 class Planner:
-    """The planner of `elaswave_fx.plan`, with `copies` copies of each box besides its owner's."""
+    """The planner of `elaswave_fx.plan`, with `copies` replicas of each box besides its owner's."""
 
     copies: int
 
@@ -195,34 +196,32 @@ def _planned(plan: Plan, text: str, lines: tuple[str, ...] = ()) -> Planned:
 
 
 def _most_ranks(plan: Plan) -> int:
-    """A granule of a unit each. Where no samples may go to other ranks, none can go to those who come."""
+    """A granule of a unit for each rank. If samples cannot move to other ranks, joiners get none."""
     work = plan.workload
     takes_more = work.options.policy != "elaswave" or "dataflow" in work.options.axes
     return len(work.units) * work.granules if takes_more else len(plan.ranks)
 
 
 def skipped_by_plan(planning: Planning, texts: Iterable[str]) -> dict[str, int]:
-    """How many samples plans skip, by the names that ledger lines have for plans; PlanError if a text is none."""
+    """Plan name in ledger lines -> number of skipped samples. Raises PlanError if a text is no plan."""
     planned = (planning.read(text) for text in texts)
     return {f"{each.assignment.plan_hash:016x}": each.skipped for each in planned}
 
 
 Think = Callable[[Callable[[], None]], object]
-"""Has a piece of planning done: at once, or by a thread."""
+"""Runs a piece of planning: immediately, or in a thread."""
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """Without a thread."""
     work()
 
 
 class PlanCache:
-    """Plans for the loss of each single rank, and for the same members, made while nothing else is to be done.
+    """Plans for the loss of each single rank, and for the same members, precomputed in idle time.
 
-    In: the plan in force and who has which copy. Out: for exactly that loss the same plan as without, only sooner; and
-    for exactly these members, or all but some that leave, with all of their copies, the plan that is better. A search
-    is made once for each kind of rank. One plan is made at a time; `think` decides where, and all else is of one
-    thread.
+    In: the plan in force and the replica holders. Out: for exactly that loss the plan that `replan` would make, only
+    sooner; for the same members, or all except draining ones, with all replicas, the better plan. A search is made once
+    for each kind of rank. One plan is made at a time; `think` decides where. Everything else is for one thread.
     """
 
     def __init__(self, planning: Planning, think: Think = at_once) -> None:
@@ -236,8 +235,8 @@ class PlanCache:
         self._last.cancel()
 
     def precompute_next(self, before: Planned, held: Held) -> bool:
-        """Have one more plan made, unless one is under way; False when all are made. Starts over when the plan, or who
-        has what, has changed."""
+        """Have one more plan made, unless one is in progress; return False when all are made. Starts over if the plan
+        or the replica holders changed."""
         about = (before.assignment.plan_hash, _frozen(held))
         if about != self._about:
             self._begin(before, about)
@@ -258,11 +257,10 @@ class PlanCache:
         return True
 
     def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
-        """As `Planning.successor`; None while it is not known."""
+        """Like `Planning.successor`; None while unknown."""
         return self._successor(before, held, request)[1]
 
     def has_no_successor(self, before: Planned, held: Held, request: ReplanRequest) -> bool:
-        """Whether it is known that there is none."""
         is_known, planned = self._successor(before, held, request)
         return is_known and planned is None
 
@@ -280,7 +278,7 @@ class PlanCache:
     def ahead(
         self, before: Planned, members: tuple[Rank, ...], held: Held, joiners: Joiners | None = None
     ) -> Planned | None:
-        """The plan for members of whom some are new; None while it is not made yet, and if there is none."""
+        """The plan with some new members; None while it is not made, and if there is none."""
         about = (before.assignment.plan_hash, _frozen(held))
         if about != self._about:
             self._begin(before, about)
@@ -292,7 +290,7 @@ class PlanCache:
         return made.result() if made is not None and there else None
 
     def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, joiners: Joiners | None = None) -> Planned:
-        """As `Planning.replan`, or the successor where that is known; waits for a plan that is under way."""
+        """Like `Planning.replan`, or the successor if known; waits for a plan in progress."""
         if self._next is not None and self._next[0] == before.assignment.plan_hash and self._next[3].done():
             copies, planned = self._next[1], self._next[3].result()
             if planned is not None and planned.assignment.members == members:
@@ -309,14 +307,14 @@ class PlanCache:
         return self._planning.replan(before, members, held, like, joiners)
 
     def _begin(self, before: Planned, about: tuple[int, _Held]) -> None:
-        """Ranks of a kind that is not known yet come first."""
+        """Start over; one rank of each kind comes first."""
         self._about, self._made, self._of_kind = about, {}, {}
         members = before.assignment.members
         first = set({self._planning.loss_kind(before, rank): rank for rank in members}.values())
         self._open = sorted(members, key=lambda rank: (rank in first, rank))
 
     def _like(self, kind: Hashable) -> Planned | None:
-        """The plan after the loss of another rank of the kind, if it is there."""
+        """The plan after the loss of another rank of the kind, if it is made."""
         known = self._of_kind.get(kind)
         there = known is not None and known.done() and known.exception() is None
         return known.result() if known is not None and there else None
@@ -326,7 +324,7 @@ _Plan = TypeVar("_Plan")
 
 
 def _fulfil(promise: Future[_Plan], work: Callable[[], _Plan]) -> None:
-    """What the work raises is raised to whoever asks for the plan."""
+    """Set the result; an error of the work is raised to the caller who needs the plan."""
     try:
         promise.set_result(work())
     except Exception as error:  # noqa: BLE001

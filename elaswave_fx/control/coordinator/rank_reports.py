@@ -1,10 +1,10 @@
-"""Reports of ranks that joined, for the launcher: which kinds there are, and the fields of each.
+"""The kinds and fields of reports that joiners send to the launcher.
 
     fault_of_report(RankReport(4, "eval", {"step": 50, "loss": 0.3, "count": 128}), steps_most=4146)   ->  None
     fault_of_report(RankReport(4, "eval", {"step": "50"}), …)  ->  "eval: Object missing required field `count`"
 
-The launcher writes reports to the files of the run, and trusts them. The coordinator passes on only what has all
-fields, of their types and within bounds; a rank that reports anything else loses its connection.
+The launcher trusts reports and writes them to the files of the run. So the coordinator passes on only reports with all
+fields, of their types and within bounds; a rank that sends another one loses its connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Tile = tuple[Count, Count, Count, Count]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields are those that are named, and no others."""
+    """A struct that refuses unknown fields."""
 
 
 class _StepReport(_Strict, frozen=True):
@@ -50,13 +50,13 @@ class _Eval(_Strict, frozen=True):
 
 
 class SummaryShare(_Strict, frozen=True):
-    """What a rank adds to `summary.json`."""
+    """A rank's part of `summary.json`."""
 
     model: Name | None = None
-    """Where the model is."""
+    """Path of the model."""
     params_digest: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     state_digest: Annotated[str, msgspec.Meta(max_length=128)] | None = None
-    """Of the final state."""
+    """Digest of the final state."""
     buckets: dict[Name, Name] = {}
     """Digests of the final state by bucket."""
     memory_per_parameter: dict[Name, dict[Name, float]] = {}
@@ -70,7 +70,7 @@ class _Share(_Strict, frozen=True):
 
 
 class _When(_Strict, frozen=True):
-    """Of an event. `at_s`: of the coordinator's clock, None: now."""
+    """The time of an event. `at_s`: by the coordinator's clock, None: now."""
 
     epoch: Step
     at_s: float | None
@@ -81,7 +81,7 @@ _EVENTS: Mapping[str, type] = {tag_of(kind): kind for kind in OF_ANY_RANK}
 
 
 def fault_of_report(report: RankReport, steps_most: int) -> str | None:
-    """What is wrong with it, in words; None if the launcher may have it. `steps_most`: no step is later."""
+    """The fault in a report, as text; None if the launcher may have it. `steps_most`: the highest possible step."""
     fields: dict[str, Any] = dict(report.fields)
     event = fields.get("event") if report.kind == "event" else None
     if report.kind == "event":

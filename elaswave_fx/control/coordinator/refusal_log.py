@@ -1,4 +1,4 @@
-"""Log lines about refused peers, most of them without the job's token: any number may connect, and few lines follow.
+"""Rate-limited log lines about refused peers, most of them without the job's token.
 
 log = RefusalLog()
 log.line("10.0.0.7:4711: …", now_s)   ->  "refused: 10.0.0.7:4711: …", or None: too soon after the last one
@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 
 EVERY_S = 5.0
-"""Seconds between two lines, at least."""
+"""Minimum seconds between two lines."""
 
 
 class RefusalLog:
-    """Refusals without a line are counted in the next one."""
+    """A log of refusals; those without a line are counted in the next one."""
 
     def __init__(self) -> None:
         self._next_s, self._left_out = -math.inf, 0
 
     def line(self, why: str, now_s: float) -> str | None:
-        """Return the line about a refusal, or None."""
+        """Return the line about a refusal, or None if the last one was too recent."""
         if now_s < self._next_s:
             self._left_out += 1
             return None

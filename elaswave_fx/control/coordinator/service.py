@@ -1,9 +1,8 @@
 """The coordinator process: sockets, store, files and clock around `driver.py`. It holds no tensors.
 
-In: heartbeats and reports of ranks, the launcher's word that a process is gone. Out: epochs in the store, plans beside
-it (written before the swap that makes the epoch), ACTIVATE to the ranks, events to the launcher. What goes to a disk,
-the ledger and the log, is written by a thread of its own. Nothing here is needed to commit a step, and all of it can be
-started again at any time.
+In: heartbeats and reports of ranks, exits of processes from the launcher. Out: epochs in the store, their plans
+(written before the swap that makes the epoch), ACTIVATE to the ranks, events to the launcher. A thread writes the
+ledger and the log to disk. Commits do not need this process, and it can be restarted at any time.
 
     run_coordinator(CoordinatorSpec(address=…, job_folder=…, planning=Planner(copies=1), conditions=…), channel)  ->  0
 """
@@ -68,45 +67,45 @@ from elaswave_fx.plan.work.topology import Epoch, Rank
 from elaswave_fx.scheduling import answer_soon, collect_rarely
 
 ALIVE_S = 0.5
-"""Between words to the launcher that this process gets on."""
+"""Interval of `alive` messages to the launcher."""
 
 PLANS_S = 600.0
-"""A plan for which everybody waits may take so long: on many ranks and a busy machine it takes seconds."""
+"""Longest time of planning while ranks wait: many ranks on a busy machine take seconds."""
 
 BIND_RETRY_S = 0.05
 LINGER_S = 0.2
-"""What was said last may take so long to leave."""
+"""Time for the last messages to leave."""
 
 ALONE_S = 10.0
-"""Without launcher and without a rank that speaks for so long, nobody needs a coordinator."""
+"""Silence of all ranks after which a coordinator without a launcher ends."""
 
 OVER_S = 2.0
-"""The same once the job is over."""
+"""The same after the end of the job."""
 
 SURE_S = 0.5
-"""What is still left of a job after so long belongs to it: whoever looks for dead jobs looks for a moment."""
+"""Age after which a process that has a job's folder open belongs to the job: checks for dead jobs are short."""
 
 PAUSED_S = 1.0
-"""A look at the clock that comes so late says that this process did not run."""
+"""Delay of a tick that shows that this process did not run."""
 
 FLUSH_S = 1.0
-"""Lines of the ledger may wait so long in the store before they go to the disk together."""
+"""Longest time that ledger lines wait in the store before they go to disk together."""
 
 LAST_WORK_S = 5.0
-"""At its end a coordinator waits so long for the disk. What is not written then stays in the store."""
+"""Longest wait for the disk at the end; unwritten lines then stay in the store."""
 
 SWITCH_S = 5e-4
-"""After so long, instead of 5 ms, a thread that plans ahead lets the one go on that answers ranks."""
+"""Thread switch interval, instead of 5 ms, so that planning delays answers to ranks less."""
 
 STORE_PATIENCE_S = 60.0
-"""When ranks have waited so long for an epoch that cannot be written to the store, the job is over."""
+"""Longest wait of ranks for an epoch that cannot be written to the store; then the job ends."""
 
 ENDED, SUPERSEDED = 0, 3
 """Exit codes."""
 
 
 class News(Protocol):
-    """One message of the launcher."""
+    """A message of the launcher."""
 
     @property
     def kind(self) -> str: ...
@@ -115,7 +114,7 @@ class News(Protocol):
 
 
 class Channel(Protocol):
-    """The way to the launcher. In: exited{} finished{} saved{}; out: event{} told{} ended{} trouble{} alive{}."""
+    """The channel to the launcher. In: exited{} finished{} saved{}; out: event{} told{} ended{} trouble{} alive{}."""
 
     closed: bool
 
@@ -126,8 +125,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSpec:
-    """One job's coordinator. `facts`: what it passes on, unread, to processes that want to join; `files`: what these
-    may fetch, by name."""
+    """The coordinator of one job. `facts` and `files` (by name): passed on to joiners."""
 
     address: ControlAddress
     job_folder: JobFolder
@@ -142,10 +140,10 @@ class CoordinatorSpec:
 def run_coordinator(
     spec: CoordinatorSpec, channel: Channel | None, *, listener: socket.socket | None = None, waits: bool = True
 ) -> int:
-    """Serve until the job has ended, or another coordinator has taken over.
+    """Serve until the job ends or another coordinator takes over; return an exit code.
 
-    `channel`: to the launcher, if it lives. `listener`: at the job's address; None: to be opened, which works when
-    launcher and coordinators before this one are gone. `waits`: for another coordinator to leave its place.
+    `channel`: to the launcher, if it lives. `listener`: at the job's address; None: opened here, which works once
+    launcher and earlier coordinators have ended. `waits`: wait until the leader lock is free.
     """
     with ExitStack() as stack:
         end = _take_place(spec, channel, listener, waits, stack)
@@ -159,8 +157,7 @@ def run_coordinator(
 def _take_place(
     spec: CoordinatorSpec, channel: Channel | None, listener: socket.socket | None, waits: bool, stack: ExitStack
 ) -> CoordinatorSocket | None:
-    """The job's place, until `stack` unwinds, as soon as no other process has it; None when the launcher, or the job,
-    is gone before."""
+    """Return the socket with the leader lock, until `stack` unwinds; None if launcher or job ended before."""
     said = False
     while True:
         try:
@@ -177,17 +174,17 @@ def _take_place(
 
 
 class Service:
-    """One coordinator process's mutable part."""
+    """The mutable part of a coordinator process."""
 
     def __init__(self, spec: CoordinatorSpec, end: CoordinatorSocket, channel: Channel | None) -> None:
         self._spec, self._socket, self._channel = spec, end, channel
         self._store = FileStore(spec.job_folder.run_dir, spec.job_folder.path)
         self._background, self._planning_thread = BackgroundThread(), BackgroundThread()
         self._files, self._refusals = FileServer(spec.files), RefusalLog()
-        self._flush_at_s = 0.0  # The store may hold what the thread has not been asked to write yet.
-        self._trouble: str | None = None  # As the thread has met it last.
+        self._flush_at_s = 0.0  # at the start the store may have unwritten lines
+        self._trouble: str | None = None  # the newest error of the thread
         self._told_trouble: str | None = None
-        self._unwritten: tuple[str, float] | None = None  # Why the store takes no swap, and since when.
+        self._unwritten: tuple[str, float] | None = None  # (reason, since when) the store refuses swaps
         self._tick_s = self._heard_s = self._alive_s = time.monotonic()
         self._driver = CoordinatorDriver(
             spec.planning,
@@ -204,7 +201,7 @@ class Service:
         end.on_stranger = end.on_fault = self._turned_away
 
     def run(self) -> int:
-        """Until nobody needs it any more; the exit code. Who ends last clears up."""
+        """Serve until the job ends or another coordinator takes over; return the exit code. The last one cleans up."""
         answer_soon()
         collect_rarely()
         sys.setswitchinterval(SWITCH_S)
@@ -219,8 +216,8 @@ class Service:
             now = time.monotonic()
             self._driver.turn(now, due_s)
             if now - due_s > PAUSED_S:
-                self._heard_s = now  # Nobody could be heard: all of the job may have been frozen.
-            # What has arrived is heard before the clock is: nobody is silent whose word lies in the queue.
+                self._heard_s = now  # Nothing could be received: the whole job may have been frozen.
+            # Read all pending messages before the clock: no rank is silent whose message is queued.
             while said := self._socket.receive():
                 self._heard_s = now
                 for event in said:
@@ -238,7 +235,7 @@ class Service:
         return SUPERSEDED
 
     def close(self) -> None:
-        """Wait for what is being written, but not for plans. The socket is the caller's to close."""
+        """Wait for writes in progress, but not for plans. The caller closes the socket."""
         self._files.close()
         self._background.close(LAST_WORK_S)
 
@@ -251,7 +248,7 @@ class Service:
             self._tell("alive")
 
     def _look_after_disk(self, now: float) -> None:
-        """After a swap plans and checkpoints follow with the next look at the clock, lines of the ledger later."""
+        """Flush plans and checkpoints with the next tick after a swap, ledger lines later; report disk trouble."""
         if now >= self._flush_at_s:
             self._flush_at_s = math.inf
             self._background.submit(self._flush)
@@ -288,12 +285,12 @@ class Service:
         try:
             self._channel.send(kind, **fields)
         except CommError:
-            return  # it is gone, as is noticed by `_listen`
+            return  # `_listen` notices the closed channel
 
-    # --- Who comes ---
+    # --- Ranks and joiners ---
 
     def _hear(self, event: Heard, now: float) -> None:
-        """What has come on a stream: all but words for the launcher, and from joiners that are refused."""
+        """Handle a message. Reports go to the launcher; refused joiners do not reach the machine."""
         if isinstance(event, RankReport):
             self._tell("told", rank=event.rank, what=event.kind, fields=event.fields)
             return
@@ -317,7 +314,6 @@ class Service:
         self._feed(event)
 
     def _welcome(self, joiner: Numbered) -> None:
-        """It has a number; what it needs to get ready goes to it."""
         self._log(f"rank {joiner.number} gets ready to join")
         infos = self._driver.infos_of(self._driver.register.members)
         welcome = Welcome(joiner.number, dict(self._spec.facts), infos, self._files.offers())
@@ -327,13 +323,13 @@ class Service:
         self._background.submit(partial(print, f"{time.monotonic():.3f} {line}", flush=True))
 
     def _turned_away(self, why: str) -> None:
-        """An unauthenticated peer was refused, or a rank for what it reported. Any number of them may come."""
+        """Log a refused peer, or a rank disconnected for its report. Any number of these may come."""
         line = self._refusals.line(why, time.monotonic())
         if line is not None:
             self._log(line)
 
     def _admit(self, info: MemberInfo) -> str | None:
-        """Return why a rank is refused. Keep the member info of all others, who send it to each new coordinator."""
+        """Return why a rank is refused. Keep the infos of all others, which send them to each new coordinator."""
         register = self._driver.state.register
         if register is None:
             raise CommError("control: nobody is taken before the store has been read; ranks dial again")
@@ -346,7 +342,7 @@ class Service:
         return reason
 
     def _doubt(self, message: OfRank) -> str | None:
-        """What is wrong with what a rank has said: nobody else is to pay for it."""
+        """Return the fault in a rank's message, so that it harms no other rank."""
         register = self._driver.state.register
         assert register is not None, "until the store has been read no rank is admitted"
         wrong = fault_of(message, register)
@@ -357,20 +353,19 @@ class Service:
     # --- The machine ---
 
     def _feed(self, event: membership.Event) -> None:
-        """One event, and all that follows from it."""
         now = time.monotonic()
         self._perform(self._driver.handle(event, now), now)
         self._answer()
 
     def _answer(self) -> None:
-        """To who has no number, and wanted something of the job."""
+        """Answer connections without a number."""
         while self._driver.answers:
             connection, message = self._driver.answers.popleft()
             self._log(f"refused: {message.reason}" if isinstance(message, Refused) else "what was wanted is planned")
             self._socket.answer(connection, message)
 
     def _perform(self, actions: tuple[membership.Act, ...], now: float) -> None:
-        """Ranks hear first: they wait, the log does not. What the store answers is told after what led to it."""
+        """Perform actions: messages first, since ranks wait; the store last, since its answer causes further events."""
         told = [action for action in actions if isinstance(action, EVENT_TYPES)]
         stored = [action for action in actions if isinstance(action, Read | Swap)]
         for action in actions:
@@ -395,7 +390,7 @@ class Service:
             self._tell("event", epoch=event.epoch, at_s=now, **fields_of(each))
 
     def _at_store(self, action: Read | Swap) -> None:
-        """A store that cannot be reached is asked again by the machine, or by the rank that asked."""
+        """Access the store. The machine, or the rank that asked, retries if it is unreachable."""
         probe = action.probe if isinstance(action, Read) else None
         try:
             if isinstance(action, Swap):
@@ -433,7 +428,7 @@ class Service:
             self._trouble = f"store: not written ({error}); what is missing is kept until it can be"
 
     def _settle(self) -> None:
-        """Nobody has spoken for long, and the launcher is gone: what is left of the job hangs, or is stopped."""
+        """Kill the remaining processes of a job without launcher and reports: they hang, or are stopped."""
         try:
             left = self._store.processes()
             if self._spec.job_folder.launcher in left:
@@ -450,7 +445,7 @@ class Service:
     # --- Plans ---
 
     def _read_plan(self, epoch: Epoch, plan_hash: int) -> Planned:
-        """From the file that the coordinator of the epoch has written. Raises `PlanError` for another one."""
+        """Read the plan that the epoch's coordinator has written. Raises `PlanError` if its hash differs."""
         planned = self._spec.planning.read(self._store.read_plan(epoch))
         if planned.assignment.plan_hash != plan_hash:
             raise PlanError(f"{self._store.folder}: the plan of epoch {epoch} is another one; its hash says so")
@@ -462,7 +457,7 @@ class Service:
             self._store.write_plan(new.epoch, self._driver.plan(new.key.plan_hash).text)
 
     def _plan_events(self) -> Iterator[JobEvent]:
-        """What is new in the plan of the epoch that was agreed."""
+        """Return the events of the new epoch's plan."""
         planned = self._driver.plan(self._driver.register.key.plan_hash)
         yield job_events.Planned(
             reason=planned.reason,

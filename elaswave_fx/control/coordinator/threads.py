@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 
 class BackgroundThread:
-    """A thread that runs work in order, which may wait for a disk. After an OSError it goes on with the next."""
+    """A thread that runs work in order, which may wait for a disk. After an OSError it continues with the next."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -30,19 +30,19 @@ class BackgroundThread:
         self._queue.put(work)
 
     def close(self, within_s: float) -> None:
-        """Wait until the queue is empty, at most so long."""
+        """Wait until the queue is empty, at most `within_s`."""
         self._queue.put(None)
         self._thread.join(within_s)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            with contextlib.suppress(OSError):  # a line of the log for which there is no room
+            with contextlib.suppress(OSError):  # such as a log line on a full disk
                 work()
 
 
 class KeepAlive:
-    """Calls `give` every `every_s` from a thread of its own while another thread is in the block, at most for
-    `at_most_s`: what takes longer is taken for hung. One thread at a time enters."""
+    """Calls `give` every `every_s` from its own thread while another thread is in the block, for at most `at_most_s`:
+    after that it counts as hung. One thread at a time enters."""
 
     def __init__(self, give: Callable[[], object], every_s: float, at_most_s: float) -> None:
         self._give, self._every_s, self._at_most_s = give, every_s, at_most_s

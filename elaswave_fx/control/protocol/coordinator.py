@@ -1,17 +1,16 @@
-"""The coordinator: who is alive, and the epochs that follow from it.
+"""The coordinator: which ranks are alive, and the epochs that follow.
 
 In: `(state, event, now)`. Out: `(state, actions)`. Pure; the store, the links and the clock are the caller's. Nothing
 here is needed to commit a step, and all of it can be rebuilt from the store and the ranks' heartbeats.
 
     taking -> steady -> preparing (PREPARED of all) -> swap in the store -> steady (ACTIVATE)
-    anything -> over: a rank has finished, there is no plan for those who are left, or they have waited long enough for
-                      a last copy; everyone who asks is told
+    anything -> over: a rank has finished, the remaining ranks have no plan, or they have waited too long for a last
+                      replica; every rank that asks is notified
 
-Whom it goes on without, and since when they were gone, is the failure detector's to say; what it decides it tells as
-events, which it returns beside its messages.
+The failure detector determines which ranks failed and since when. Decisions are returned as events beside messages.
 
-A rank that leaves its step tells the others, and all of them report: after a loss there is nobody to ask. PREPARE is
-for stops that are planned, and for ranks that keep silent.
+A rank that aborts its step notifies the others, and all of them report, so after a loss no rank needs to be asked.
+PREPARE is for planned reconfigurations, and for ranks that do not report.
 """
 
 from __future__ import annotations
@@ -98,26 +97,25 @@ def start(
     may_join: MayJoin = always,
     patience_s: float = math.inf,
 ) -> Result:
-    """A new coordinator process: it reads the store, then takes it over by raising the term."""
+    """Start a coordinator process: it reads the store, then takes over by raising the term."""
     detector = FailureDetector(timeouts, began_s=now_s)
     ask = decide, find_following, why_needed, most_members, may_join
     return Coordinator(detector, replan, *ask, asked_s=now_s, tick_s=now_s, patience_s=patience_s), (Read(),)
 
 
 def step(state: Coordinator, event: Event, now_s: float) -> Result:
-    """One event at the coordinator. Nothing is changed in place."""
+    """Handle one event. Nothing is changed in place."""
     if state.phase == RETIRED:
         return state, ()
     return _EVENTS[type(event)](state, event, now_s)
 
 
 def with_timeouts(state: Coordinator, timeouts: Timeouts) -> Coordinator:
-    """The same with deadlines as measured anew."""
     return replace(state, detector=replace(state.detector, timeouts=timeouts))
 
 
 def end(state: Coordinator, reason: str) -> Result:
-    """No epoch follows: whoever waits for one is told so. Ledger lines are taken as before."""
+    """End the job: ranks that wait for an epoch are notified. Ledger lines are accepted as before."""
     state, actions = _close(state, reason)
     assert state.register is not None
     return state, (*actions, events.Over(state.register.epoch, reason))
@@ -131,7 +129,7 @@ def _close(state: Coordinator, reason: str) -> Result:
 
 
 def _was_left_out(state: Coordinator, said: Heartbeat | Report) -> bool:
-    """Whether the rank hears that it was left out, and not that the job is over."""
+    """Whether the rank is answered that it was evicted, instead of that the job is over."""
     assert state.register is not None
     return was_left_out(state.register, said.rank, said.epoch)
 
@@ -152,13 +150,13 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
     old = state.register
     state = replace(state, register=register, proposal=None)
     if old is None or old.epoch == register.epoch:
-        # Its writer repeats ledger lines until it hears that they are there.
+        # The writer repeats ledger lines until they are acknowledged.
         ack = _ack(state, register, register.members[0])
         state, numbered = _numbered(state, old, register)
         state, actions = conclude(state, now_s) if state.phase == PREPARING else _give_number(state, now_s)
         return state, (ack, *numbered, *actions)
     agreed = (state.proposed,) if state.proposed is not None else ()
-    # Whoever is a member has reported: what was found against it before is void, or the epoch would end for it at once.
+    # Every member has reported, so findings against members are void; else the epoch would end immediately.
     detector = state.detector.without(register.members).afresh(now_s)
     state = replace(
         state,
@@ -175,19 +173,19 @@ def _on_store(state: Coordinator, event: StoreReply, now_s: float) -> Result:
         going=frozenset(),
     )
     activate = Activate(state.ballot, register.activation)
-    # Who has left hears it now, and else when something was committed without it.
+    # Notify drained ranks now; otherwise they would be notified only after a commit without them.
     gone = Ack(state.ballot.term, register.epoch, False, register.committed.version)
     left = tuple(Send(rank, gone) for event in agreed for rank in event.left)
     return state, (*(Send(rank, activate) for rank in register.members), *left, *agreed)
 
 
 def _on_probe(state: Coordinator, event: ProbeStore, now_s: float) -> Result:
-    """What this coordinator knows is no answer: another may have taken over. The store is read, after the question."""
+    """Read the store after the question: this coordinator's register may be outdated by another one's."""
     return state, (Read(event),)
 
 
 def _vouch(state: Coordinator, register: Register, probe: ProbeStore, now_s: float) -> Result:
-    """The store has answered for a rank. A coordinator that learns here of another one tells the rank, and ends."""
+    """Answer a rank's probe from the store. A coordinator that was superseded answers, and ends."""
     needed = register.needs(probe.rank)
     seen = Send(probe.rank, StoreSeen(register.term, register.epoch, needed, probe.asked_s, now_s))
     if state.phase == TAKING or register.term == state.ballot.term:
@@ -196,8 +194,8 @@ def _vouch(state: Coordinator, register: Register, probe: ProbeStore, now_s: flo
 
 
 def _take_over(state: Coordinator, register: Register, now_s: float) -> Result:
-    """Raise the term; then this is the coordinator. It tells of the epoch that it finds: the one before may have ended
-    between the swap and its word."""
+    """Raise the term, which makes this process the coordinator. It reports the epoch that it finds, since its
+    predecessor may have ended between the swap and its report."""
     if state.proposal is None or register != state.proposal.new:
         state = replace(state, register=register)
         return propose(state, replace(register, term=Term(register.term + 1)), (), now_s)
@@ -218,7 +216,7 @@ def _take_over(state: Coordinator, register: Register, now_s: float) -> Result:
 
 
 def _on_saved(state: Coordinator, event: Saved, now_s: float) -> Result:
-    """A checkpoint is on disk: from now on a rollback leads to it, if it is of this history."""
+    """Record a checkpoint on disk; rollbacks use it from now on, if it belongs to this history."""
     if state.saved is None or (event.stamp.epoch, event.stamp.version) > (state.saved.epoch, state.saved.version):
         state = replace(state, saved=event.stamp)
     return _name_checkpoint(state, event.stamp, now_s)
@@ -241,8 +239,8 @@ def _on_number_wanted(state: Coordinator, event: NumberWanted, now_s: float) -> 
 
 
 def _give_number(state: Coordinator, now_s: float) -> Result:
-    """To the first who waits. The register counts it before anybody has it, so that it is never given again, whichever
-    process dies; with nothing else under way, for its swap would hold that up."""
+    """Give the first waiting joiner a number. The register counts it before the joiner receives it, so that no failure
+    makes it given twice. Done only with nothing else in progress, which the swap would delay."""
     register = state.register
     if not state.unnumbered or register is None or state.phase != STEADY or state.proposal is not None:
         return state, ()
@@ -250,7 +248,7 @@ def _give_number(state: Coordinator, now_s: float) -> Result:
 
 
 def _numbered(state: Coordinator, before: Register | None, register: Register) -> Result:
-    """The number that the register has come to count belongs to the first who waits."""
+    """Assign the number that the register now counts to the first waiting joiner."""
     if before is None or register.numbers == before.numbers:
         return state, ()
     first, *rest = state.unnumbered
@@ -275,14 +273,14 @@ def _on_beat(state: Coordinator, event: Heartbeat, now_s: float) -> Result:
     if state.phase == OVER and event.phase == STOPPED and not _was_left_out(state, event):
         actions += (Send(event.rank, Over(state.over)),)
     if state.phase == STEADY and member and event.epoch == register.epoch and event.phase == STOPPED:
-        # Its report got lost, or came to a coordinator before this one: so may those of others.
+        # Its report was lost, or went to an earlier coordinator; so may those of others.
         state, more = prepare(state, now_s, _left(event.rank, event.suspect), ask=EVERYBODY)
         actions += more
     return state, actions
 
 
 def _answer(state: Coordinator, register: Register, heartbeat: Heartbeat, now_s: float) -> Result:
-    """Of heartbeats that have nothing new on either side, one now and then is answered: a busy rank is woken by it."""
+    """Acknowledge a heartbeat; one without news only every `ack_s`, since the answer wakes a busy rank."""
     acked_s = state.acked_s.get(heartbeat.rank, -math.inf)
     written = bool(heartbeat.lines) and heartbeat.lines[0].stamp.version <= register.committed.version
     outside = heartbeat.rank not in register.members or heartbeat.epoch != register.epoch
@@ -308,7 +306,7 @@ def _append(state: Coordinator, register: Register, lines: tuple[Certificate, ..
 
 
 def _on_exited(state: Coordinator, event: Exited | Gone, now_s: float) -> Result:
-    """A process ends, or is about to after it has left: its memory is lost."""
+    """Handle a process that has ended, or will after it was drained: its memory is lost."""
     state = replace(state, detector=state.detector.exit_word(event.rank))
     if state.register is None or state.phase == TAKING:
         return state, ()
@@ -318,7 +316,7 @@ def _on_exited(state: Coordinator, event: Exited | Gone, now_s: float) -> Result
 
 
 def _on_connected(state: Coordinator, event: Connected, now_s: float) -> Result:
-    """What was under way on its stream before is lost: the question to stop, or the answer."""
+    """Repeat the request to stop: it, or the report, may have been lost with the earlier stream."""
     state = replace(state, detector=state.detector.connected(event.rank, now_s))
     if state.phase != PREPARING or event.rank not in state.targets or event.rank in state.reports:
         return state, ()
@@ -326,13 +324,13 @@ def _on_connected(state: Coordinator, event: Connected, now_s: float) -> Result:
 
 
 def _on_disconnected(state: Coordinator, event: Disconnected, now_s: float) -> Result:
-    """By itself it proves nothing, for the rank may open it again; with broken links it does."""
+    """Handle a closed connection. It proves a loss only together with broken links: the rank may reopen it."""
     state = replace(state, detector=state.detector.disconnected(event.rank))
     return drop_lost(state, now_s) if state.phase == PREPARING else (state, ())
 
 
 def _on_ended(state: Coordinator, event: Ended, now_s: float) -> Result:
-    """A rank has finished the job, which all of them do together: from here on nobody needs a new epoch."""
+    """Handle a rank that finished the job. All ranks finish together, so no new epoch is needed."""
     state = replace(state, detector=state.detector.ended(event.rank))
     if state.phase == OVER or state.register is None or event.rank not in state.register.members:
         return state, ()
@@ -361,7 +359,7 @@ def _on_prepared(state: Coordinator, event: Prepared, now_s: float) -> Result:
 
 
 def _is_early(state: Coordinator, report: Report) -> bool:
-    """Whether a rank has left before the version of a planned stop: to that the others come no more."""
+    """Whether a rank left before the version of a planned stop, which the others then cannot reach."""
     return state.stop_after is not None and report.committed.version < state.stop_after
 
 
@@ -374,7 +372,7 @@ def _left(rank: Rank, suspect: Rank | None) -> Cause:
 
 def _on_tick(state: Coordinator, event: Tick, now_s: float) -> Result:
     paused = now_s - state.tick_s > state.timeouts.silent_s
-    # A coordinator that was stopped has heard nobody for that reason: it starts listening afresh.
+    # A coordinator that was stopped has received nothing for that reason: silence counts from now.
     state = replace(state, tick_s=now_s, detector=state.detector.afresh(now_s) if paused else state.detector)
     actions: tuple[Act, ...] = ()
     if (state.phase == TAKING or state.proposal) and now_s - state.asked_s > state.timeouts.resend_s:
@@ -395,7 +393,7 @@ def _on_tick(state: Coordinator, event: Tick, now_s: float) -> Result:
 
 
 def _watch(state: Coordinator, now_s: float) -> Result:
-    """Nothing is under way: look for silence, standstill, and joiners in the queue."""
+    """Check the members in a steady state for silence, hangs, joiners, draining ranks and a better plan."""
     register = state.register
     assert register is not None
     members = register.members
@@ -410,13 +408,13 @@ def _watch(state: Coordinator, now_s: float) -> Result:
     if len(here) < len(members) or any(heartbeat.epoch != register.epoch for heartbeat in here):
         return state, ()
     if any(hands_back(heartbeat.phase) for heartbeat in here):
-        return state, ()  # no step follows after which a planned stop could come
+        return state, ()  # no step follows for a planned stop
     after = Version(max(heartbeat.version for heartbeat in here) + state.timeouts.ahead)
     queue = joiners(state, now_s)
     if queue and state.may_join(register, queue):
         return prepare(state, now_s, Cause(CauseKind.JOIN, queue, after=after), ask=EVERYBODY, stop_after=after)
     leaving = {heartbeat.rank: heartbeat.leave for heartbeat in here if heartbeat.leave}
-    # Who leaves takes its copies along, so that those of others have to be there; else it does if they are close.
+    # A draining rank's replicas leave with it, so all others must be in sync; otherwise nearly in sync suffices.
     there = all(heartbeat.complete or (heartbeat.close and not leaving) for heartbeat in here)
     following = state.find_following(register, leaving, there)
     if following is None:
@@ -428,7 +426,7 @@ def _watch(state: Coordinator, now_s: float) -> Result:
 
 
 def _keep_back(state: Coordinator, register: Register, leaving: Mapping[Rank, Leave]) -> Result:
-    """Ranks that should have left by now hear once why they cannot."""
+    """Notify overdue draining ranks once why they cannot leave."""
     actions: tuple[Act, ...] = ()
     for rank in sorted(rank for rank, leave in leaving.items() if leave is Leave.OVERDUE):
         why = None if rank in state.must_stay else state.why_needed(register, rank)

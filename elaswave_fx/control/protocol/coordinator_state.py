@@ -1,6 +1,6 @@
-"""What the coordinator knows, and what its steps take and give; the transitions are in `coordinator.py`.
+"""The coordinator's state, events and actions; the transitions are in `coordinator.py`.
 
-In: what the failure detector noticed, the register, reports. Out: `Coordinator`, an immutable value.
+In: the failure detector, the register, reports. Out: `Coordinator`, an immutable value.
 """
 
 from __future__ import annotations
@@ -35,68 +35,66 @@ from elaswave_fx.plan.work.topology import Rank
 TAKING, STEADY, PREPARING, RETIRED, OVER = "taking", "steady", "preparing", "retired", "over"
 
 NOBODY, ONE, EVERYBODY = 0, 1, 1 << 30
-"""How many ranks an attempt asks at once: those who are stopping anyway, one that tells the others, or each."""
+"""Number of ranks that an attempt asks first: none, since all are stopping; one, which notifies the others; or all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The next plan, as far as its stop is concerned. `members`: the same, or all but some that leave; `aim`: what the
-    stop is for, as a clause."""
+    """The next plan, for its planned stop. `members`: the same, or all but draining ones; `aim`: its purpose."""
 
     members: tuple[Rank, ...]
     aim: str
 
 
 FindFollowing = Callable[[Register, Mapping[Rank, Leave], bool], Following | None]
-"""(…, who was told to leave, whether all copies will be there at a stop) -> the next plan, which has been made then.
-None: the present one can stay."""
+"""(…, draining ranks, whether all replicas will be in sync at a stop) -> the next plan, already made, if any."""
 
 
 WhyNeeded = Callable[[Register, Rank], str | None]
-"""Why the others cannot go on without a rank that is overdue to leave, in words; None while they can, or while that is
-not known."""
+"""Why the others need an overdue draining rank, as text; None while they do not, or it is unknown."""
 
 
 MostMembers = Callable[[Register], int]
-"""How many ranks the job has work for: more have to wait until there is room."""
+"""Number of ranks that the job has work for; further ones wait for room."""
 
 
 MayJoin = Callable[[Register, tuple[Rank, ...]], bool]
-"""Whether there is a plan with these ranks besides the members; it has been made then, so that nobody waits for it."""
+"""Whether there is a plan with these joiners besides the members, already made, so that no rank waits for it."""
 
 
 def always(register: Register, joining: tuple[Rank, ...]) -> bool:
-    """Nobody waits for a plan."""
+    """Plans need no time."""
     return True
 
 
 def as_many_as_come(register: Register) -> int:
-    """Nobody waits."""
+    """There is work for any number of ranks."""
     return EVERYBODY
 
 
 def as_it_is(register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
-    """The plan stays."""
+    """No plan follows the present one."""
     return None
 
 
 def not_known(register: Register, rank: Rank) -> str | None:
-    """Nobody is told to stay."""
+    """No rank must stay."""
     return None
 
 
 @dataclass(frozen=True)  # without slots: see changed.py
 class Coordinator:
-    """One coordinator process. `proposal` is the swap on its way, `proposed` what it leads to; `acked_s`: when
-    heartbeats were answered last; `saved`: a checkpoint that the register does not name yet, for the ledger follows the
-    steps; `unnumbered`: connections of those who wait for a number, in the order in which they came.
+    """One coordinator process.
 
-    Of a transition: `stop_after` is the version after which a planned one stops the ranks, `targets` are the members
-    wanted, `asked_all_s` is when those who keep silent were asked last, `links_broken_since_s` since when links between
-    living ranks are known to be broken; `told` are the ranks whose loss was told, `awaited` those that were left out
-    and that may have the only copies, `waiting` is what was told of that, `waits_since_s` since when, and after
-    `patience_s` of it the job is over; `going`: ranks that leave with it, if it is the one that was planned for that.
-    `must_stay`: ranks that were told that they cannot leave.
+    `proposal`: the swap in progress, `proposed`: its event. `acked_s`: times of the last answers to heartbeats.
+    `saved`: a checkpoint that the register does not name yet, since the ledger follows the steps. `unnumbered`:
+    connections that wait for a number, oldest first.
+
+    Transition: `stop_after`: the version after which a planned one stops; `targets`: its members; `asked_all_s`:
+    when ranks without a report were asked last; `links_broken_since_s`: since when links between living ranks are known
+    to be broken; `told`: ranks whose loss was reported; `awaited`: evicted ranks that may have the only replicas;
+    `waiting`, `waits_since_s`: the event about these and its time: after `patience_s` the job is over; `going`: ranks
+    that this planned transition drains. `must_stay`: ranks that were notified that they cannot leave.
     """
 
     detector: FailureDetector
@@ -133,12 +131,11 @@ class Coordinator:
 
     @property
     def planned(self) -> bool:
-        """Whether the transition under way is for nobody's loss."""
+        """Whether the transition in progress is a planned reconfiguration."""
         return self.stop_after is not None
 
     @property
     def timeouts(self) -> Timeouts:
-        """The deadlines as of now."""
         return self.detector.timeouts
 
 

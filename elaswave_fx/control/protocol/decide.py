@@ -1,13 +1,13 @@
-"""What becomes of the step in flight: roll forward, drop, wait, or roll back. A pure function of the reports.
+"""The decision about the step in flight: roll forward, drop, wait, or roll back. A pure function of the reports.
 
-In: the register, the reports of the ranks that will go on, the ranks known to be gone. Out: a `Verdict`.
+In: the register, the reports of the remaining ranks, the ranks known to have ended. Out: a `Verdict`.
 
     all votes of v among the reports           -> Proceed(resume v): roll forward
-    a vote missing, every box has a copy       -> Proceed(resume v-1): v is dropped and done again
-    a box without copy, its holder may be alive -> Blocked(for that holder)
-    a box without copy, all its holders gone   -> Proceed(resume checkpoint, rollback); PlanError if there is none
-    a rank that is to go has the only copy     -> it stays a member
-    no member of the epoch before              -> Blocked for one; all gone: Proceed(resume the ledger's last)
+    a vote missing, every box has a replica    -> Proceed(resume v-1): v is dropped and replayed
+    a box without replica, its holder may live -> Blocked(for that holder)
+    a box without replica, no holder lives     -> Proceed(resume checkpoint, rollback); PlanError if there is none
+    a draining rank has the only replica       -> it stays a member
+    no member of the last epoch                -> Blocked for one; all ended: Proceed(resume the ledger's last)
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from elaswave_fx.plan.work.topology import Epoch, Rank
 from elaswave_fx.words import rank_words
 
 Replan = Callable[[tuple[Rank, ...], Mapping[BoxId, tuple[Rank, ...]], Assignment], Assignment]
-"""(members, ranks with a copy of each box, the assignment before) -> the next one; the planner, made abstract.
+"""(members, replica holders of each box, the last assignment) -> the next one; the planner as a function.
 
-It makes owners only of ranks with a copy, and keeps ranks with a copy as holders while others catch up.
+It makes only replica holders owners, and keeps them as holders while other replicas sync.
 """
 
 
 class Resumption(StrEnum):
-    """Where an epoch starts from, seen from the step that was in flight."""
+    """The way in which an epoch resumes, relative to the step that was in flight."""
 
     FORWARD = "rolled forward"
     AGAIN = "done again"
@@ -50,9 +50,9 @@ class Resumption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """The next epoch, its ledger lines and the ranks left out that may hold copies.
+    """The next epoch, its ledger lines, and the evicted ranks that may hold replicas.
 
-    `lost`: the boxes of which no copy is left, which is why the epoch starts from a checkpoint.
+    `lost`: boxes without a replica, which make the epoch start from a checkpoint.
     """
 
     activation: Activation
@@ -64,7 +64,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """`boxes` have no copy among the reports, but `blockers` may be alive with one."""
+    """`boxes` have no replica in the reports, but `blockers` may be alive with one."""
 
     boxes: tuple[BoxId, ...]
     blockers: frozenset[Rank]
@@ -73,11 +73,11 @@ class Blocked:
 Verdict = Proceed | Blocked
 
 Decide = Callable[[Register, Mapping[Rank, Report], frozenset[Rank], frozenset[Rank], Replan], Verdict]
-"""The signature of `decide`, for those who hold it as a value."""
+"""The type of `decide`."""
 
 
 def certificate_for(register: Register, reports: Mapping[Rank, Report], version: Version) -> Certificate | None:
-    """The proof that `version` was committed in the register's epoch: known to one rank, or put together."""
+    """Return the proof of `version` in the register's epoch: a rank's certificate, or one made from votes."""
     stamp, members = Stamp(version, register.epoch), register.members
     for report in reports.values():
         for certificate in report.certificates:
@@ -88,7 +88,7 @@ def certificate_for(register: Register, reports: Mapping[Rank, Report], version:
 
 
 def committed_since(register: Register, reports: Mapping[Rank, Report]) -> tuple[Certificate, ...]:
-    """Commits that the ledger does not have yet, in order."""
+    """Return the commits that the ledger lacks, in order."""
     found: list[Certificate] = []
     version = register.committed.version
     while (certificate := certificate_for(register, reports, Version(version + 1))) is not None:
@@ -98,7 +98,7 @@ def committed_since(register: Register, reports: Mapping[Rank, Report]) -> tuple
 
 
 def sources(report: Report, previous: Stamp, resume: Stamp) -> frozenset[BoxId]:
-    """Boxes that a rank can bring to `resume`: it has them there, or one before with the record."""
+    """Return the boxes that a rank can bring to `resume`: it has them there, or one version before with the record."""
     found = []
     for box, copy in report.copies.items():
         pending = report.records.get(box, ())
@@ -108,7 +108,7 @@ def sources(report: Report, previous: Stamp, resume: Stamp) -> frozenset[BoxId]:
 
 
 def copies_agree(assignment: Assignment, reports: Mapping[Rank, Report], resume: Stamp) -> bool:
-    """Whether all copies that parameters were made of stand at `resume`, and those of a box have one digest."""
+    """Whether all replicas that parameters were made from are at `resume`, with one digest per box."""
     for box_id, box in numbered(assignment.boxes):
         made_of = reports.keys() & box.local_materializers
         found = {reports[rank].copies.get(box_id) for rank in made_of}
@@ -120,7 +120,7 @@ def copies_agree(assignment: Assignment, reports: Mapping[Rank, Report], resume:
 def still_absent(
     register: Register, present: frozenset[Rank], gone: frozenset[Rank], version: Version
 ) -> tuple[Absent, ...]:
-    """Ranks left out that may hold copies as new as `version`: excluded now, or before and nothing happened since."""
+    """Return evicted ranks that may hold replicas of `version`: evicted now, or earlier without a commit since."""
     found = [a for a in register.absent if a.rank not in present | gone and a.version == version]
     kept = register.activation.assignment.boxes
     for rank in register.members:
@@ -138,12 +138,12 @@ def decide(
     replan: Replan,
     allow_rollback: bool = False,
 ) -> Verdict:
-    """The next epoch of the ranks in `reports`, or whom to wait for. Those that were left out of this one are in it if
-    they have something that leads on. Those that are `going` are not in it if the others have copies of all boxes: what
-    they know counts, what they have does not.
+    """Return the next epoch of the ranks in `reports`, or the ranks to wait for. Evicted ranks are members if they have
+    usable replicas. Ranks that are `going` are no members if the others have replicas of all boxes: their votes count,
+    their replicas do not.
 
-    PlanError if there is no plan for them, or no state: what no rank has, no checkpoint has either, and nobody has
-    allowed to begin again from the seed.
+    Raises PlanError if there is no plan, or no state: a box has neither a replica nor a checkpoint, and a restart from
+    the seed is not allowed.
     """
     lines = committed_since(register, reports)
     resume = lines[-1].stamp if lines else register.committed
@@ -161,10 +161,10 @@ def decide(
         for box in has[rank]:
             held[box] = (*held[box], rank)
     epoch = Epoch(register.epoch + 1)
-    # A job that has not taken its first step can always load the seed.
+    # Before its first step a job can always load the seed.
     fresh = register.activation.rollback and resume == register.activation.resume
     lost = tuple(box for box, ranks in held.items() if not ranks)
-    # Every commit of an epoch is known, or in flight, at each of its members; without any of them nothing is known.
+    # Each member knows every commit of its epoch, or has it in flight; without any member nothing is known.
     unknown = not set(members) & set(register.members)
     if unknown and not allow_rollback and (mute := frozenset(register.members) - gone):
         return Blocked(lost, mute)
@@ -175,7 +175,7 @@ def decide(
         target = resume if fresh else register.checkpoint
         if target == SEED and not fresh and not allow_rollback:
             raise PlanError(_nothing_left(register, members, len(lost)))
-        # What they have is of no use any more, so that what it leads to does not matter.
+        # All replicas are dropped, so it does not matter where they lead.
         everybody = tuple(sorted(has))
         held = dict.fromkeys(held, everybody)
         activation = Activation(epoch, replan(everybody, held, assignment), target, target, None, rollback=True)
@@ -190,14 +190,13 @@ def decide(
 
 
 def was_left_out(register: Register, rank: Rank, epoch: Epoch) -> bool:
-    """Whether a rank whose newest epoch is `epoch` has been in one, and not in the last one. With copies that lead
-    nowhere it is of no use: it may have heard all votes for a step which the others have done again without its vote.
-    """
+    """Whether a rank whose newest epoch is `epoch` was once a member, but not in the last epoch. Replicas that lead
+    nowhere are useless: it may have received all votes for a step that the others have replayed without its vote."""
     return rank not in register.members and epoch >= 0
 
 
 def _nothing_left(register: Register, members: tuple[Rank, ...], boxes: int) -> str:
-    """Why nobody can go on, for the user."""
+    """Return why no rank can continue, for the user."""
     gone = [rank for rank in register.members if rank not in members]
     who = f"with {rank_words(gone)}" if gone else "to damage in memory"
     return (
@@ -207,7 +206,7 @@ def _nothing_left(register: Register, members: tuple[Rank, ...], boxes: int) -> 
 
 
 def unreachable(reports: Mapping[Rank, Report]) -> frozenset[Rank]:
-    """Fewest ranks, greedily, without which no two of the rest have a broken link; of equals the highest goes."""
+    """Return few ranks, greedily, whose removal leaves no broken link between the others; of equals the highest."""
     if not any(report.broken for report in reports.values()):
         return frozenset()
     left = set(reports)
@@ -220,19 +219,19 @@ def unreachable(reports: Mapping[Rank, Report]) -> frozenset[Rank]:
 
 
 def waiting_in_vain(waits: Mapping[Rank, Rank | None], stalled: frozenset[Rank]) -> frozenset[Rank]:
-    """The stalled ranks but for those that wait, maybe through others, for one that gets on."""
+    """Return the stalled ranks, except those that wait, maybe through others, for a rank with progress."""
     ends = {rank: _end_of_wait(rank, waits) for rank in stalled}
     return frozenset(rank for rank, end in ends.items() if end in stalled or end not in waits)
 
 
 def wait_graph_sinks(waits: Mapping[Rank, Rank | None], stalled: frozenset[Rank]) -> frozenset[Rank]:
-    """Ends of the wait-for graph: stalled ranks that await nobody. Whoever waits for them is not to blame."""
+    """Return the ends of the wait-for graph: stalled ranks that wait for none, and so are to blame."""
     ends = {_end_of_wait(rank, waits) for rank in stalled}
     return frozenset(end for end in ends if waits.get(end) is None and end in stalled)
 
 
 def _end_of_wait(rank: Rank, waits: Mapping[Rank, Rank | None]) -> Rank:
-    """Whom the rank waits for through all others; in a circle, the last one before it closes."""
+    """Return the end of a rank's chain of waits; in a cycle, the last one before it closes."""
     seen = {rank}
     while (next_rank := waits.get(rank)) is not None and next_rank not in seen:
         seen.add(next_rank)

@@ -1,5 +1,4 @@
-"""Requests that the training loop yields to whoever runs a rank, each with the result that is sent back (none if its
-docstring names none).
+"""Requests that the training loop yields to its performer; docstrings name the result that is sent back, if any.
 
 `worker/loop.py` and `worker/recovery.py` carry them out on engine, disk and links; `tools/sim/rank_process.py` on
 digests and a simulated network.
@@ -101,7 +100,7 @@ class AbortStep:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a rank has in memory after `AbortStep`.
+    """A rank's memory after `AbortStep`.
 
     `certificate`: of the step, if it was committed before it failed. `digests`: by box, owned or replica. `recorded`:
     boxes with the record of a step in flight. `votes`: received for that step, None if there is no such step.

@@ -1,9 +1,9 @@
-"""What a rank has to do at the start of an epoch, decided without touching anything; the worker does it.
+"""Decisions of a rank at the start of an epoch, without effects; the worker carries them out.
 
-In: the activation, and what is here. Out: what becomes of the step in flight, which parameters have to be made anew,
-which copies have to be looked at once more, and which go on their way.
+In: the activation and the local state. Out: how the step in flight ends, which parameters must be gathered again, which
+replicas must be verified, and which are sent.
 
-    resolve(2, activation, Stamp(7, 3), was=3, pending=True)  ->  the certificate to finish with, if it goes on from 8
+    resolve(2, activation, Stamp(7, 3), was=3, pending=True)  ->  the certificate that finishes step 7, to resume at 8
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def holdings(
     recorded: Iterable[BoxId],
     votes: Sequence[Vote] | None,
 ) -> Holdings:
-    """What a rank reports: copies that stand at `committed`, by their `digests`.
+    """Return a rank's report: replicas at `committed`, with their `digests`.
 
-    `votes`: those that have come of a step that was left after the own vote, None if there is no such step; of that
-    step the records of the boxes in `recorded` are here.
+    `votes`: received for a step that was aborted after the own vote, None if there is none. `recorded`: boxes whose
+    records of that step are in memory.
     """
     copies = {box: Copy(committed, digest) for box, digest in digests.items()}
     if votes is None:
@@ -38,9 +38,8 @@ def holdings(
 
 
 def is_elsewhere(committed: Stamp, was: Epoch, activation: Activation) -> bool:
-    """Whether nothing of what a rank has is of use, which has `committed` and was in the epoch `was`: all go back; or
-    they have gone back in an epoch that this rank has missed, for that was over before it had entered it. It stands
-    neither where they do then, nor a step before with that step in flight."""
+    """Whether a rank's state, at `committed` in the epoch `was`, is useless because all ranks roll back. They may have
+    done so in an epoch that it missed: then it is neither at `resume` nor one step before, with that step in flight."""
     if activation.rollback:
         return True
     resume = activation.resume
@@ -49,10 +48,10 @@ def is_elsewhere(committed: Stamp, was: Epoch, activation: Activation) -> bool:
 
 
 def resolve(rank: Rank, activation: Activation, committed: Stamp, was: Epoch, pending: bool) -> Certificate | None:
-    """What the step in flight, after what was `committed` in the epoch `was` or before, is finished with; None: it is
-    given up, if there is one.
+    """Return the certificate that finishes the step in flight after `committed`; None: any such step is dropped. `was`:
+    the rank's last epoch.
 
-    RuntimeError if the epoch goes on from a version that cannot be reached from here, which would be a bug of ours.
+    Raises RuntimeError if the version to resume at cannot be reached from here: a bug.
     """
     version, resume = committed.version, activation.resume.version
     if is_elsewhere(committed, was, activation) or version >= resume:
@@ -65,11 +64,11 @@ def resolve(rank: Rank, activation: Activation, committed: Stamp, was: Epoch, pe
 def unchecked_buckets(
     rank: Rank, before: Sequence[Box], after: Sequence[Box], copies_agree: bool, damaged: Iterable[BoxId]
 ) -> set[int]:
-    """Buckets with a part that this rank has made as a holder, from a copy which it does not keep; and those of boxes
-    whose copies here are `damaged`, for who comes to compute with them makes parameters of what there is.
+    """Return buckets with a part that this rank made, as a holder, from a replica that it does not keep; and buckets of
+    `damaged` boxes, from which readers would make parameters.
 
-    A wrong copy shows when the next record comes, so nobody would notice any more that the part is wrong; unless all
-    copies were compared when everybody had stopped.
+    A kept replica is checked with the next record; a dropped one is not, so its part must be made again, unless all
+    replicas were compared at the stop.
     """
     wrong = {after[box].bucket for box in damaged}
     if copies_agree:
@@ -80,19 +79,19 @@ def unchecked_buckets(
 
 
 def has_missed(was: Epoch, now: Epoch) -> bool:
-    """Whether a rank that goes from the epoch `was` to `now` has missed one: the others may have gone on without it."""
+    """Whether a rank that enters `now` after `was` has missed an epoch, in which the others may have evicted it."""
     return now > was + 1
 
 
 def anew(before: Iterable[Rank], was: Epoch, after: Iterable[Rank], now: Epoch) -> frozenset[Rank]:
-    """Members of the epoch `now` to whom a rank of the epoch `was` opens links, whatever became of earlier ones: those
-    that were not with it. If it has missed an epoch, these may have ended theirs, too."""
+    """Return the members of the epoch `now` to which a rank of the epoch `was` must open new links: those that were not
+    in it. After a missed epoch, all of them, for they may have closed theirs."""
     return frozenset(after) if has_missed(was, now) else frozenset(after).difference(before)
 
 
 def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[BoxId]:
-    """Boxes that this rank comes to own: their copies become the truth, and nobody could tell later. And those that it
-    comes to compute with, for it makes parameters from its copy, which has had time to change since its digest."""
+    """Return the boxes to verify. Replicas of boxes that this rank comes to own become authoritative. Replicas of boxes
+    that it comes to compute with become parameters, and may have changed since their digest."""
     found = []
     for (box_id, old), new in zip(numbered(before), after, strict=True):
         reads_anew = rank in new.readers and rank not in old.readers and rank in new.local_materializers
@@ -102,7 +101,7 @@ def promoted(rank: Rank, before: Sequence[Box], after: Sequence[Box]) -> list[Bo
 
 
 def outside(boxes: Sequence[Box], rank: Rank) -> tuple[Box, ...]:
-    """Boxes as they are for a rank that has no part in them: nothing to compute with, and no copy."""
+    """Boxes as seen by a rank outside of them: no reader and no replica."""
 
     def others(ranks: tuple[Rank, ...]) -> tuple[Rank, ...]:
         return tuple(each for each in ranks if each != rank)
@@ -114,5 +113,5 @@ def outside(boxes: Sequence[Box], rank: Rank) -> tuple[Box, ...]:
 
 
 def copies_due(boxes: Sequence[Box]) -> list[tuple[BoxId, Rank, Rank]]:
-    """States that go on their way: of which box, from its owner, to which new holder."""
+    """Return the state transfers to start: (box, owner, new holder)."""
     return [(box_id, box.owner, holder) for box_id, box in numbered(boxes) for holder in box.catching_up]

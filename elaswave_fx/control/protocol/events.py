@@ -1,7 +1,7 @@
-"""What the coordinator tells of its decisions, as values: who was lost and since when, what was agreed, who is awaited.
+"""The coordinator's decisions as values: which ranks were lost and since when, what was agreed, which are awaited.
 
-In: nothing. Out: the events that `coordinator.step` returns beside its messages. The log, the run's events, its
-summary, the simulator and the benches read these; the sentences that users see are made from them elsewhere.
+In: nothing. Out: the events that `coordinator.step` returns beside its messages. The log, the run's events and summary,
+the simulator and the benches read these; users' text is made elsewhere.
 
     Detected(0, (2,), Cause(CauseKind.EXITED, (2,)), since_s=14.6)   the epoch ends for the loss of rank 2
     Agreed(1, (0, 1, 3), (2,), 60, 1, Resumption.AGAIN)              it is followed by another one
@@ -21,11 +21,11 @@ class CauseKind(StrEnum):
     """Why ranks are asked to stop."""
 
     EXITED = "exited"
-    """The launcher said that the process has ended."""
+    """The launcher reported the end of the process."""
     UNREACHABLE = "unreachable"
-    """The rank's control connection is gone, and its link to every rank that reported."""
+    """The rank's control connection is closed, and so is its link to every rank that reported."""
     SILENT = "silent"
-    """Nothing came from the rank for longer than the deadline."""
+    """No message from the rank within the deadline."""
     STALLED = "standing still"
     """Ranks sent heartbeats but made no progress."""
     LEFT = "left the step"
@@ -33,21 +33,21 @@ class CauseKind(StrEnum):
     LINKS = "links broken"
     """Living ranks reported broken links between them."""
     MEMBERS = "members changed"
-    """A rank was lost, or came back, while the ranks were being asked."""
+    """A rank was lost, or rejoined, while the ranks were being asked."""
     RETRY = "asked again"
-    """The reports led to no epoch; things may have changed since."""
+    """The reports led to no epoch; the state may have changed since."""
     JOIN = "joining"
-    """Ranks outside the epoch are to become members."""
+    """Joiners become members."""
     LEAVE = "leaving"
-    """Ranks that were told to leave are needed no more, or have waited for it too long."""
+    """Draining ranks can be spared, or are overdue."""
     MOVE = "owners move"
-    """All copies are complete by then, so boxes and units can go where they are wanted, or get copies there."""
+    """All replicas are in sync, so boxes and units can move to their targets, or get replicas there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why, and whose fault. `by`: the rank that reported it; `after`: the version after which a planned stop comes, and
-    `aim`: what for, where that is no change of members."""
+    """The reason and the ranks concerned. `by`: the rank that reported it; `after`: the version of a planned stop;
+    `aim`: its purpose, if the members stay."""
 
     kind: CauseKind
     ranks: tuple[Rank, ...] = ()
@@ -58,7 +58,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The epoch ends for the loss of `ranks`; empty if a step failed and nobody is accused.
+    """The epoch ends for the loss of `ranks`; empty if a step failed and there is no suspect.
 
     `since_s`: the last sign of life of the rank that has been silent longest, by the coordinator's clock; None if this
     coordinator never had one.
@@ -80,7 +80,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class CalledOff:
-    """The epoch will not end as planned: the ranks take no step any more after which it could."""
+    """The planned reconfiguration is cancelled: no step follows after which it could come."""
 
     epoch: Epoch
 
@@ -96,8 +96,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nobody goes on without `ranks`: they were left out and alone may have `boxes`, or, if there are none named, their
-    links are broken but their copies are needed."""
+    """The members wait for `ranks`, evicted ones that may hold the only replicas of `boxes`; or, without `boxes`, ranks
+    whose links are broken but whose replicas are needed."""
 
     epoch: Epoch
     boxes: tuple[BoxId, ...]
@@ -106,7 +106,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """All `members` of the epoch to come have left their step and reported."""
+    """All `members` of the next epoch have left their step and reported."""
 
     epoch: Epoch
     members: tuple[Rank, ...]
@@ -114,8 +114,8 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The epoch is in the store. `step`: the one to go on with; `lost_boxes`: those of which no copy was left; `left`:
-    ranks that were told to leave, and are not missed; `back`: ranks that had been left out, with what they have.
+    """The epoch is in the store. `step`: the one to resume at; `lost_boxes`: boxes without a replica; `left`: drained
+    ranks; `back`: evicted ranks that rejoin with their state.
 
     `steps_redone` and `how` are None if the coordinator found the epoch when it took over.
     """
@@ -134,7 +134,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class CannotLeave:
-    """A rank that was told to leave some time ago is still needed, and was told so."""
+    """An overdue draining rank is still needed, and was notified."""
 
     epoch: Epoch
     rank: Rank
@@ -161,7 +161,7 @@ EVENT_TYPES = (Detected, Stopping, CalledOff, Attempt, Waiting, Stopped, Agreed,
 
 
 def label(event: Event) -> str:
-    """A few words to count events by."""
+    """Return a short label for counting events."""
     if isinstance(event, Attempt):
         return event.cause.kind.value
     if isinstance(event, Agreed) and event.how is not None:

@@ -1,7 +1,7 @@
-"""Member info: who a rank is and where, made by whoever starts it, and what it must agree with in a job.
+"""Member info: identity and address of a rank, and the conditions of a job that it must meet.
 
-In: the member info of a rank that has proved the token, and what the coordinator knows. Out: why the rank is refused,
-in words, or None. Pure. A rank that is refused ends; the job does not notice.
+In: the member info of a rank that has proved the token, and the coordinator's data. Out: why the rank is refused, as
+text, or None. Pure. A refused rank ends without effect on the job.
 
     refusal(MemberInfo(3, …, versions={"torch": "2.12.0"}), Conditions({"torch": "2.13.0"}, …), 4, None)
         ->  "it has torch 2.12.0, the job torch 2.13.0"
@@ -15,27 +15,26 @@ from dataclasses import dataclass, field
 from elaswave_fx.plan.work.topology import Member, Rank, host_named
 
 CONTROL_VERSION = "8"
-"""Of the messages of the control plane; it grows when ranks and coordinators of two of them do not understand each
-other."""
+"""Version of the control messages; raised when ranks and coordinators of two versions do not understand each other."""
 
 
 OWN_CODE = "code of elaswave_fx"
-"""Among versions, the digest of this package."""
+"""Key of this package's digest among the versions."""
 
 
 UNNUMBERED = Rank(-2)
-"""What a process says that has no number yet."""
+"""Number of a process that has none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
     """One rank, for as long as it lives.
 
-    `number`: the rank's, which no other rank of the job has ever had. Ranks of one `failure_domain`, a machine, are
-    lost together; those of one `memory_domain` of it, a host, may share memory. It listens on `port` of `host`, an
-    address or a name, as the others reach it. `memory_bytes`: what plans may reckon with, None: all that they like.
-    `versions`: of what has to be the same on all ranks. `data_digest`: of the samples that it reads, "" if nobody has
-    looked. `code`: digests of the user's files, and versions of the packages that these use, by name.
+    `number`: unique in the job, never reused. Ranks of one `failure_domain`, a machine, are lost together; those of one
+    `memory_domain` of it, a host, may share memory. It listens on `port` of `host`, an address or a name for the other
+    ranks. `memory_bytes`: memory for plans, None: unlimited. `versions`: must be equal on all ranks. `data_digest`: of
+    the samples that it reads, "" if not computed. `code`: digests of the user's files, and versions of the packages
+    that these use, by name.
     """
 
     number: Rank
@@ -51,7 +50,7 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the member info of every rank of a job must say."""
+    """The values that every rank's member info must have."""
 
     versions: dict[str, str] = field(default_factory=dict)
     data_digest: str = ""
@@ -59,16 +58,16 @@ class Conditions:
 
 
 def member_of(info: MemberInfo) -> Member:
-    """A rank as plans know it, of whose speed nothing is known yet."""
+    """A rank for the planner, of unknown speed."""
     host = host_named(info.memory_domain)
     return Member(info.number, host, memory_bytes=info.memory_bytes, machine=info.failure_domain)
 
 
 def refusal(info: MemberInfo, conditions: Conditions, numbers: int, before: MemberInfo | None) -> str | None:
-    """Why a rank is refused; None if it is one of the job's.
+    """Return why a rank is refused; None if it is accepted.
 
-    `numbers`: so many the job has given so far, from 0 on. `before`: the info that this number has come with, if it
-    has: a rank that opens its stream again shows the same one.
+    `numbers`: how many numbers the job has given, from 0 on. `before`: the earlier info of this number, if any: a rank
+    that reconnects must send the same one.
     """
     if not 0 <= info.number < numbers:
         return f"no rank of the job has the number {info.number}, they go from 0 to {numbers - 1}"
@@ -88,7 +87,7 @@ def refusal(info: MemberInfo, conditions: Conditions, numbers: int, before: Memb
 
 
 def other_versions(here: Mapping[str, str], conditions: Conditions) -> str | None:
-    """Which version differs from the job's, in words; None if all are the same."""
+    """The first version that differs from the job's, as text; None if all are equal."""
     job = conditions.versions
     for what in sorted({*here, *job}):
         if here.get(what) != job.get(what):
@@ -99,7 +98,7 @@ def other_versions(here: Mapping[str, str], conditions: Conditions) -> str | Non
 
 
 def _other_code(here: Mapping[str, str], job: Mapping[str, str]) -> str | None:
-    """Which file or package of the user's code differs from the job's, in words; None if all are the same."""
+    """The first file or package of user code that differs from the job's, as text; None if all are equal."""
     for name in sorted({*here, *job}):
         if name not in here:
             return f"it has no {name}, which the job has"

@@ -1,14 +1,14 @@
-"""Messages between ranks and the coordinator, and what both machines ask of the world.
+"""Messages between ranks and the coordinator, and other events and actions of both machines.
 
     HEARTBEAT -> ACK                              what was committed, where each rank is
     PROBE_STORE -> STORE_SEEN                     whether the store can be reached, and has this rank's epoch
-    JOINER -> WELCOME or REFUSED                the number of a process that has none, and what it has to know
+    JOIN_REQUEST -> WELCOME or REFUSED            a number for a process without one, and its data to join
     FETCH -> FILE_PART or REFUSED                 a piece of a file that it needs
     (PREPARE ->) PREPARED -> ACTIVATE or OVER     a new epoch, or none
-    HEARTBEAT (leave) -> ... ACK -> GONE          a rank that was told to leave, and is a member no more; or
-    HEARTBEAT (overdue) -> MUST_STAY              the others cannot go on without it
+    HEARTBEAT (leave) -> ... ACK -> GONE          a draining rank, which is no member any more; or
+    HEARTBEAT (overdue) -> MUST_STAY              the others cannot continue without it
 
-What ranks send each other in a step never comes here: it is the engine's (`native/commit/`).
+Messages between ranks within a step belong to the engine (`native/commit/`).
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 COORDINATOR = Rank(-1)
-"""The address of whichever coordinator process is current."""
+"""The address of the current coordinator process."""
 
 
 class Leave(StrEnum):
-    """Whether a rank was told to leave; it says so for as long as it is a member, so that every coordinator knows."""
+    """Whether a rank is draining; sent in every heartbeat of a member, so that every coordinator knows."""
 
     NO = ""
     WHEN_SPARED = "when spared"
     OVERDUE = "overdue"
-    """The time that it was given is over: it goes with fewer copies left than are wanted, if there are any."""
+    """The grace period is over: it leaves with fewer replicas than configured, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Rank to coordinator: where I am, whom I await, whom I accuse; `joining` from a rank outside the epoch.
+    """Rank to coordinator: its place, the rank it waits for, its suspect; `joining` from a rank outside the epoch.
 
-    `complete`: every box I should keep is there. `lines`: certificates that the ledger may not have. `step_s`: how long
-    my last step took, from commit to commit; None before the second commit. Deadlines follow from it, also those of a
-    coordinator that has just begun. `close`: every box is there, or will be after the next step, which is no promise.
+    `complete`: all its replicas are in sync. `lines`: certificates that the ledger may lack. `step_s`: duration of its
+    last step, from commit to commit; None before the second commit. Deadlines follow from it, also a new coordinator's.
+    `close`: all replicas are in sync, or are expected to be after the next step.
     """
 
     rank: Rank
@@ -68,8 +68,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Coordinator to rank: heard; the epoch of the store, what the ledger has. `needed`: you are in the epoch, or it
-    was made without you and nothing has been committed since, so that your copies may still be wanted."""
+    """Coordinator to rank: acknowledges a heartbeat, with the store's epoch and the ledger's version. `needed`: the
+    rank is a member, or was evicted and nothing has been committed since, so that its replicas may still be used."""
 
     term: Term
     epoch: Epoch
@@ -79,10 +79,9 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Coordinator to rank: stop (at once, telling the others, or after the commit of `stop_after`) and report.
+    """Coordinator to rank: stop (immediately, notifying the others, or after the commit of `stop_after`) and report.
 
-    `plan`: the text of the Plan that a planned stop is for, to be read ahead; another one may follow after all. The
-    machines do not read it.
+    `plan`: text of the next Plan, for preparation; another one may follow after all. The machines do not read it.
     """
 
     ballot: Ballot
@@ -92,7 +91,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rank to coordinator: stopped; this is what I have. `ballot`: the newest that the rank has heard of."""
+    """Rank to coordinator: stopped, with its report. `ballot`: the newest that the rank has received."""
 
     ballot: Ballot
     report: Report
@@ -101,7 +100,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class Activate:
     """Coordinator to rank: the epoch exists. `plan`: the text of its Plan, which the machines do not read. `infos`: of
-    its members, so that they can open links that they do not have yet."""
+    its members, to open missing links."""
 
     ballot: Ballot
     activation: Activation
@@ -111,28 +110,28 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Rank to coordinator: the job's steps are done and so is what follows them; the process is about to end."""
+    """Rank to coordinator: all steps and the export are done; the process will end."""
 
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Rank to coordinator: I was told to leave, am no member any more, and end; what I had in memory is gone."""
+    """Rank to coordinator: drained, no member any more, and ending; its memory is lost."""
 
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
 class MustStay:
-    """Coordinator to a rank that is overdue to leave: why the others cannot go on without it."""
+    """Coordinator to an overdue draining rank: why the others cannot continue without it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """Rank to coordinator, for the launcher, which has not started the rank: a message as workers send it there."""
+    """Joiner to coordinator, for the launcher: a message as other workers send it to the launcher."""
 
     rank: Rank
     kind: str
@@ -148,7 +147,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class ProbeStore:
-    """Rank to coordinator: read the store for me. `asked_s` is of the rank's clock, and comes back with the answer."""
+    """Rank to coordinator: read the store. `asked_s` is of the rank's clock, and is returned with the answer."""
 
     rank: Rank
     asked_s: float
@@ -156,9 +155,8 @@ class ProbeStore:
 
 @dataclass(frozen=True, slots=True)
 class StoreSeen:
-    """Coordinator to rank: what the store said when it was read, which was after the rank had asked at `asked_s`: its
-    term, its epoch, and whether the rank is `needed`, as in `Ack`. A store that cannot be reached is answered by
-    nothing. `answered_s` is of the coordinator's clock."""
+    """Coordinator to rank: the store's term and epoch, read after `asked_s`, and whether the rank is `needed`, as in
+    `Ack`. An unreachable store gives no answer. `answered_s` is of the coordinator's clock."""
 
     term: Term
     epoch: Epoch
@@ -169,21 +167,21 @@ class StoreSeen:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Coordinator to a rank: it is none of the job's, and is not heard."""
+    """Coordinator to a rank: it is not accepted, and its messages are ignored."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A process that has no number asks for one. `versions`: as in member info."""
+    """A process without a number asks for one. `versions`: as in member info."""
 
     versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A file that a joiner may fetch, by its name. `size` in bytes; `digest`: its SHA-256, in hexadecimal."""
+    """A file that a joiner may fetch by its name. `size` in bytes; `digest`: its SHA-256, in hexadecimal."""
 
     name: str
     size: int
@@ -192,8 +190,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator to a joining rank: its number, `facts` of the job as the launcher has put them down, the member info
-    of all members, and the files that it needs. It gets ready by itself, and then sends its own member info."""
+    """Coordinator to a joiner: its number, `facts` of the job from the launcher, the infos of all members, and the
+    files that it needs. The joiner prepares by itself and then sends its own info."""
 
     number: Rank
     facts: dict[str, Any]
@@ -203,7 +201,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A joiner asks for a piece of a file that was offered, from byte `offset` on; before or after its number."""
+    """A joiner requests a piece of an offered file, from byte `offset` on; before or after it has a number."""
 
     name: str
     offset: int
@@ -211,7 +209,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Coordinator to a joiner: the piece, as long as the coordinator makes it; less at the end of the file."""
+    """Coordinator to a joiner: the piece, of the coordinator's size; shorter at the end of the file."""
 
     name: str
     offset: int
@@ -220,7 +218,7 @@ class FilePart:
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """Somebody who holds the job's token wants other lanes: `dp` of `pp` stages, or with neither the best ones."""
+    """A holder of the job's token requests another layout: `dp` lanes of `pp` stages, or with neither the best one."""
 
     dp: int | None
     pp: int | None
@@ -228,7 +226,7 @@ class Reshape:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Coordinator to who wanted other lanes: a plan that leads to them is in force, and in the store."""
+    """Coordinator to that holder: a plan that leads to the layout is in force, and in the store."""
 
     reason: str
 
@@ -238,16 +236,16 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; every machine gets one per heartbeat interval."""
+    """Time has passed; each machine gets one per heartbeat interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
     """The launcher to the coordinator: the process of `rank` has ended, or the kernel has begun to end it.
 
-    The latter is as certain: its memory is lost, and none of its threads comes back from the kernel. One that ran on
-    another core may have sent something some microseconds after; like whatever is still on its links, that carries the
-    old epoch. Until a survivor has reported it counts, and the report says so; after that it is refused.
+    The latter is as certain: its memory is lost, and none of its threads returns from the kernel. A thread on another
+    core may have sent data some microseconds later. Like all data on its links, that belongs to the old epoch: it
+    counts until a survivor has reported, and is refused afterwards.
     """
 
     rank: Rank
@@ -262,14 +260,14 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The control connection of `rank` has closed: the process has ended, or the way to it is broken."""
+    """The control connection of `rank` has closed: the process has ended, or the network is broken."""
 
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
 class ReshapeWanted:
-    """A user's reshape has come on a connection, by which it is answered."""
+    """A user's reshape request has arrived on a connection, which is answered."""
 
     connection: int
     reshape: ReshapeRequest
@@ -277,7 +275,7 @@ class ReshapeWanted:
 
 @dataclass(frozen=True, slots=True)
 class NumberWanted:
-    """A joiner has come, on the connection of that name."""
+    """A joiner asks for a number, on a connection."""
 
     connection: int
     versions: dict[str, str] = field(default_factory=dict)
@@ -285,7 +283,7 @@ class NumberWanted:
 
 @dataclass(frozen=True, slots=True)
 class PartWanted:
-    """The joiner on that connection wants a piece of a file."""
+    """The joiner on a connection requests a piece of a file."""
 
     connection: int
     fetch: Fetch
@@ -311,7 +309,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """The joiner on that connection has a number, which the register counts among those that were given."""
+    """The joiner on a connection has a number, which the register already counts."""
 
     connection: int
     number: Rank

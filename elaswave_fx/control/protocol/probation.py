@@ -1,4 +1,4 @@
-"""Probation of ranks that were too slow for any work: when they are tried again, and at which speed. Pure.
+"""Probation of ranks that were too slow for any work: when they get work again, and at which assumed speed. Pure.
 
 In: the ranks that a plan leaves without work for their speeds, and the time. Out: speeds that the planner may assume.
 
@@ -6,10 +6,10 @@ In: the ranks that a plan leaves without work for their speeds, and the time. Ou
     probation.speeds(59.0)   ->  {}
     probation.speeds(61.0)   ->  {2: 0.2}       then 0.4 after 120 s, 0.8, 1.0
 
-A rank without work is not measured, so nothing shows that it is fast again. The speed that is assumed of it doubles
-every `wait_s`, until the planner has work for it: the least that pays, so that a rank which is still slow holds the
-others up little. It is measured then; if it is drained again, `wait_s` doubles, and if it is faster, its share follows
-what was measured. The plan says which ranks are on trial; how long they have waited is lost with the coordinator.
+A rank without work is not measured, so its recovery would not be detected. Its assumed speed doubles every `wait_s`
+until the planner has work for it: the least that pays, so that a rank that is still slow delays the others little. Then
+it is measured: if it loses its work again, `wait_s` doubles; if it is faster, its share follows the measurement. The
+plan lists the ranks on probation; their waiting times are lost with the coordinator.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from elaswave_fx.plan.work.topology import Rank
 
 WAIT_S = 60.0
-"""Before a rank is tried for the first time."""
+"""Time before a rank's first probation."""
 
 MOST_WAIT_S = 3600.0
-"""Before one that has proved slow again and again is tried once more."""
+"""Longest time before another probation of a rank that was slow again and again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainedRank:
-    """A rank without work: its `speed`, and the highest of those that have some, beyond which nothing is assumed."""
+    """A rank without work: its `speed`, and the highest speed of working ranks, which bounds the assumed one."""
 
     speed: float
     highest: float
@@ -36,7 +36,7 @@ class DrainedRank:
 
 @dataclass(frozen=True, slots=True)
 class SlowRanks:
-    """What a plan says of them. `on_trial`: those that it gives work though they were too slow for any."""
+    """A plan's slow ranks. `on_trial`: those that it gives work on probation."""
 
     drained: Mapping[Rank, DrainedRank] = field(default_factory=dict[Rank, DrainedRank])
     on_trial: frozenset[Rank] = frozenset()
@@ -44,25 +44,24 @@ class SlowRanks:
 
 @dataclass(frozen=True, slots=True)
 class Probation:
-    """`drained`: as the plan in force says; `since_s`: when they had work last. `wait_s`: of them, and of those that
-    are on trial."""
+    """`drained`: ranks without work now; `since_s`: when they had work last; `wait_s`: also of ranks on probation."""
 
     drained: Mapping[Rank, DrainedRank] = field(default_factory=dict[Rank, DrainedRank])
     since_s: Mapping[Rank, float] = field(default_factory=dict[Rank, float])
     wait_s: Mapping[Rank, float] = field(default_factory=dict[Rank, float])
 
     def seen(self, slow: SlowRanks, now_s: float) -> Probation:
-        """After a look at the plan in force."""
+        """Return the state after a look at the plan in force."""
         since_s = {rank: self.since_s.get(rank, now_s) for rank in slow.drained}
         wait_s = {rank: self.wait_s.get(rank, WAIT_S) for rank in slow.on_trial}
         for rank in slow.drained:
             known_s = self.wait_s.get(rank, WAIT_S)
-            has_failed = rank in self.wait_s and rank not in self.since_s  # it was on trial until now
+            has_failed = rank in self.wait_s and rank not in self.since_s  # its probation has just ended
             wait_s[rank] = min(2 * known_s, MOST_WAIT_S) if has_failed else known_s
         return Probation(slow.drained, since_s, wait_s)
 
     def speeds(self, now_s: float) -> Mapping[Rank, float]:
-        """Of those that may be tried, higher than the plan takes them for."""
+        """Return assumed speeds, higher than the plan's, of ranks whose probation is due."""
         found: dict[Rank, float] = {}
         for rank, each in self.drained.items():
             waits = int((now_s - self.since_s[rank]) // self.wait_s[rank])

@@ -1,14 +1,14 @@
-"""A rank's side of the control plane: which epoch it is in, what it reports, and when it has to stop.
+"""A rank's side of the control plane: its epoch, its reports, and its stops.
 
-In: `(state, event, now)`. Out: `(state, actions)`. Pure: sockets and the engine are the caller's. The rules
-of a step are the engine's (`native/commit/`); this machine hears of whole steps, and of what a step left behind.
+In: `(state, event, now)`. Out: `(state, actions)`. Pure: sockets and the engine are the caller's. The engine has the
+rules of a step (`native/commit/`); this machine receives whole steps, and the state after an aborted one.
 
     Committed(certificate) …                     -> ledger lines on heartbeats, until they are acknowledged
     Prepare, Activate, Over of the coordinator   -> Interrupt, and kept until the main thread has left its step
     StepLeft(holdings, suspect)                  -> Prepared (the report) … Activate -> Answer(Go)
 
-The main thread takes steps while `must_leave` and `may_step` let it. Once it has left one, it waits for an `Answer`.
-Its report promises that it commits nothing more in that epoch, which is why it reports without being asked.
+The main thread takes steps while `must_leave` and `may_step` allow it. After an aborted step it waits for an `Answer`.
+Its report promises no further commit in that epoch, so it reports without being asked.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank
 
 LINES_PER_HEARTBEAT = 256
-"""Ledger lines that one heartbeat carries at most."""
+"""Maximum number of ledger lines in a heartbeat."""
 
 FLUSH_S = 10.0
-"""How long a rank that has finished waits for the ledger to have the last steps."""
+"""Time that a finished rank waits for the ledger to have the last steps."""
 
 
 def member(rank: Rank, limits: Limits, first: Activation, now_s: float) -> RankState:
-    """A rank that the job starts with, in its first epoch."""
+    """A rank in the first epoch of the job."""
     state = RankState(rank, limits, store_seen_s=now_s, tick_s=now_s, progress_s=now_s)
     return install(state, first)
 
@@ -88,7 +88,7 @@ def joiner(rank: Rank, limits: Limits, now_s: float) -> RankState:
 
 
 def step(state: RankState, event: Event, now_s: float) -> Result:
-    """One event at one rank. Nothing is changed in place."""
+    """Handle one event. Nothing is changed in place."""
     state, actions = _EVENTS[type(event)](state, event, now_s)
     state, answer = _answer(state)
     return state, (*actions, *answer)
@@ -98,18 +98,18 @@ def step(state: RankState, event: Event, now_s: float) -> Result:
 
 
 def must_leave(state: RankState, version: Version) -> bool:
-    """Whether the main thread, which has committed `version`, should not start another step, but leave."""
+    """Whether the main thread, which has committed `version`, must leave instead of starting another step."""
     return state.stop_requested or (state.stop_after is not None and version >= state.stop_after)
 
 
 def may_step(state: RankState, now_s: float) -> bool:
-    """False while the store, or the ledger, has been out of reach for so long that others may have gone on."""
+    """Whether the store and the ledger were reachable recently; if not, others may have resumed without this rank."""
     return now_s - state.store_seen_s <= state.limits.lease_s and len(state.certificates) < state.limits.unledgered
 
 
 def heartbeat(state: RankState) -> Heartbeat:
-    """The heartbeat. The lowest member repeats ledger lines until they are acknowledged; at the end everybody does,
-    for nobody takes the place of one that is lost then."""
+    """Return the heartbeat. The lowest member repeats ledger lines until they are acknowledged; at the end all members
+    do, since no rank could replace a lost one then."""
     writes = bool(state.members) and (state.finished or state.rank == state.members[0])
     return Heartbeat(
         state.rank,
@@ -128,7 +128,7 @@ def heartbeat(state: RankState) -> Heartbeat:
 
 
 def report(state: RankState) -> Report:
-    """All that a decision about the step in flight may need."""
+    """Return everything that a decision about the step in flight may need."""
     return Report(
         state.rank,
         state.epoch,
@@ -146,11 +146,11 @@ def report(state: RankState) -> Report:
 
 
 def install(state: RankState, activation: Activation) -> RankState:
-    """The state at the start of an epoch: of the old one only copies and records that lead to `resume` remain, also
-    those that the new plan drops: they are here until the main thread has taken it over, and may be needed after all.
+    """Return the state at the start of an epoch. Only replicas and records that lead to `resume` remain. Those that the
+    new plan drops remain too: they are in memory until it is installed, and may be needed.
 
-    The ledger has every line up to `resume`, since both came with one swap. Links that were down may be those that
-    others ended when they went on without this rank: they are opened anew.
+    The ledger has every line up to `resume`, since one swap wrote both. After a missed epoch broken links are forgotten
+    and reopened: others may have closed them when they evicted this rank.
     """
     boxes = activation.assignment.boxes
     kept = frozenset(box_id for box_id, box in numbered(boxes) if state.rank in box.replica_ranks)
@@ -217,7 +217,7 @@ def _on_prepare(state: RankState, event: Prepare, now_s: float) -> Result:
 
 
 def _keep(state: RankState, news: Prepare | Activate) -> Result:
-    """What would stop the rank waits until the main thread has left its step."""
+    """Keep a message that would stop the rank until the main thread has left its step."""
     last = state.kept_news[-1] if state.kept_news else None
     if last is None or news.ballot > last.ballot or (news.ballot == last.ballot and type(news) is not type(last)):
         state = replace(state, kept_news=(*state.kept_news, news))
@@ -230,7 +230,7 @@ def _interrupt(state: RankState, reason: str) -> Result:
 
 
 def _stop(state: RankState, suspect: Rank | None) -> Result:
-    """The epoch is over for this rank, which reports, if it is a member."""
+    """Stop this rank in its epoch; a member reports."""
     return _report_if_owed(replace(state, stopped=True, suspect=suspect, report_owed=not state.joining))
 
 
@@ -257,10 +257,10 @@ def _answer(state: RankState) -> Result:
 
 
 def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
-    """Where the epoch ends with this step, a main thread that has begun another one is called off; one that leaves by
-    itself is not, for that would end the step at ranks that are still in it."""
+    """Record a commit. If the epoch ends with it, interrupt a main thread that has begun another step. One that leaves
+    by itself is not interrupted: that would abort the step of ranks that are still in it."""
     if state.excluded:
-        return state, ()  # the others have decided what becomes of it
+        return state, ()  # the others have decided its outcome
     state = replace(_measure_step(state, event.at_s), progress_s=now_s)
     state = _commit(state, event.certificate)
     after = state.stop_after
@@ -271,7 +271,7 @@ def _on_committed(state: RankState, event: Committed, now_s: float) -> Result:
 
 
 def _measure_step(state: RankState, at_s: float) -> RankState:
-    """What passes until the first commit of an epoch, a start or a recovery, is no step."""
+    """Measure a step. The time until the first commit of an epoch, a start or a recovery, is no step."""
     if state.commit_s is None:
         return replace(state, commit_s=at_s)
     step_s = at_s - state.commit_s
@@ -291,7 +291,7 @@ def _on_replica_sync(state: RankState, event: ReplicaSync, now_s: float) -> Resu
 
 
 def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
-    """A commit that is known only by its votes is taken over first. A rank that was paused accuses nobody."""
+    """Handle an aborted step; first record a commit known only by its votes. A paused rank has no suspect."""
     state = replace(state, waiting=True, left_epoch=state.epoch, progress_s=now_s)
     if state.excluded:
         return state, ()
@@ -330,7 +330,7 @@ def _on_closing(state: RankState, event: Closing, now_s: float) -> Result:
 
 
 def _close_if_flushed(state: RankState, now_s: float) -> Result:
-    """The ledger has the last steps, or will not have them from here; no new epoch is made after that."""
+    """Close once the ledger has the last steps, or cannot get them from here; no new epoch is made after that."""
     if state.closes_by_s is None or state.closed:
         return state, ()
     in_vain = not state.finished or state.ended is not None or now_s > state.closes_by_s
@@ -343,7 +343,7 @@ def _close_if_flushed(state: RankState, now_s: float) -> Result:
 
 
 def _on_leave_asked(state: RankState, event: LeaveAsked, now_s: float) -> Result:
-    """The coordinator hears of it at once, and with every heartbeat. Who is no member yet is missed by nobody."""
+    """Start to drain: report it immediately and with every heartbeat. A process that is no member yet just leaves."""
     if state.leaves_by_s is not None:
         return state, (EndProcess(f"rank {state.rank}: was told to leave once more: it ends at once, and is lost"),)
     state = replace(state, leaves_by_s=now_s + event.grace_s)
@@ -381,17 +381,17 @@ def _on_heartbeat_due(state: RankState, event: HeartbeatDue, now_s: float) -> Re
 
 
 def _on_links_down(state: RankState, event: LinksDown, now_s: float) -> Result:
-    """A rank that has reported says so if more links have gone down since: they break one by one."""
+    """Record broken links. A rank that has reported reports again if more have broken since: they break one by one."""
     broken = event.peers.intersection(state.members)
     more = state.stopped and not state.joining and not broken <= state.broken
     return _report_if_owed(replace(state, broken=broken, report_owed=state.report_owed or more))
 
 
 def _on_store_seen(state: RankState, event: StoreSeen, now_s: float) -> Result:
-    """The lease begins when the rank asked: the answer may have been under way for long."""
+    """Renew the lease from when the rank asked, since the answer may have been delayed."""
     clock = nearer(state.clock, of_round_trip(event.asked_s, event.answered_s, now_s))
     state = replace(state, clock=clock)
-    if event.epoch <= state.epoch:  # else others may go on without this rank, which takes no step meanwhile
+    if event.epoch <= state.epoch:  # else others may resume without this rank
         state = replace(state, store_seen_s=max(state.store_seen_s, event.asked_s))
     return _exclude(state) if event.epoch > state.epoch and not event.needed else (state, ())
 
@@ -418,7 +418,7 @@ def _on_refused(state: RankState, event: Refused, now_s: float) -> Result:
 
 
 def _exclude(state: RankState) -> Result:
-    """The job went on without this rank; a joiner still waits to be taken in."""
+    """End a rank that was evicted or drained; a joiner continues to wait."""
     if state.joining:
         return state, ()
     if state.leaves_by_s is not None:

@@ -1,10 +1,10 @@
-"""What a rank's side of the control plane knows, and what its steps take and give; the transitions are in `rank.py`.
+"""The state, events and actions of a rank's side of the control plane; the transitions are in `rank.py`.
 
-In: what the main thread and the coordinator said. Out: `RankState`, an immutable value; the events that change it, the
-actions that follow, and what the main thread is answered.
+In: events of the main thread and messages of the coordinator. Out: `RankState`, an immutable value; actions; answers to
+the main thread.
 
     StepLeft(holdings, suspect)   an event: the main thread waits
-    Answer(Go(activation, plan))  an action: it goes on, in another epoch
+    Answer(Go(activation, plan))  an action: it continues in another epoch
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from elaswave_fx.control.protocol.types import (
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 NO_EPOCH = Epoch(-1)
-"""The epoch of a process that has never been a member."""
+"""The epoch of a process that was never a member."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A gap of `paused_s` between two ticks means that the process was stopped, or starved.
+    """A gap of `paused_s` between two ticks means that the process was stopped or starved.
 
-    A rank pauses before its next step when the store has answered nothing that it asked in the last `lease_s`, or when
-    the ledger has not acknowledged `unledgered` commits: others may have gone on without it. A rank without launcher
-    that makes no progress for `hung_s`, or for `hung_over_step` times its slowest step, ends itself.
+    A rank pauses before its next step if the store has answered none of its requests of the last `lease_s`, or if the
+    ledger has not acknowledged `unledgered` commits: others may have resumed without it. A rank without launcher ends
+    itself after the longer of `hung_s` and `hung_over_step` slowest steps without progress.
     """
 
     paused_s: float
@@ -62,7 +62,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the engine does now, and the rank that it waits for, if it does."""
+    """The engine's current activity, and the rank that it waits for, if any."""
 
     phase: str
     awaited: Rank | None = None
@@ -73,11 +73,10 @@ STARTING = Progress("starting")
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What an engine has in memory when it has left a step.
+    """An engine's memory after an aborted step.
 
-    `committed`: the newest version it knows to be committed. `copies`, `records`: what of them is right; a copy that
-    is known to differ from its owner's is left out. `votes`: those of the step in flight that have arrived.
-    `complete`: boxes of which everything is there.
+    `committed`: the newest known commit. `copies`, `records`: without replicas that are known to differ from their
+    owner's. `votes`: received for the step in flight. `complete`: boxes in sync.
     """
 
     committed: Stamp
@@ -87,12 +86,12 @@ class Holdings:
     complete: frozenset[BoxId] = frozenset()
 
 
-# --- What the main thread is told ---
+# --- Decisions for the main thread ---
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Go on in the epoch of `activation`, by `plan`, the text of its Plan. `infos`: of its members."""
+    """Continue in the epoch of `activation`, with `plan`, the text of its Plan. `infos`: of its members."""
 
     activation: Activation
     plan: str
@@ -101,14 +100,14 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """The others go on without this rank: it ends, and touches nothing of the job."""
+    """The others evicted this rank: it ends, and touches nothing of the job."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The rank was told to leave, and is a member no more: it ends, and nobody misses it."""
+    """The rank was drained: it ends, and no rank needs it."""
 
     reason: str
 
@@ -121,8 +120,7 @@ Decision = Go | Excluded | Left | Over
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatDue:
-    """Time has passed: one per heartbeat interval. `orphaned`: the rank had a launcher, and it is gone; or it had none,
-    and now no coordinator either."""
+    """One heartbeat interval has passed. `orphaned`: the launcher has died or, for a joiner, no coordinator exists."""
 
     progress: Progress
     orphaned: bool = False
@@ -130,9 +128,8 @@ class HeartbeatDue:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The main thread has committed a step, at `at_s` of the rank's clock; it says so of every one, in order, and is
-    heard with what comes next. `leaves`: it had heard by then that the epoch ends with this step, and so leaves by
-    itself."""
+    """The main thread has committed a step, at `at_s` of the rank's clock; every step in order, processed with the next
+    event. `leaves`: it already knew that the epoch ends with this step, and leaves by itself."""
 
     certificate: Certificate
     at_s: float
@@ -141,7 +138,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class StepLeft:
-    """The main thread has left its step, because it lost `suspect` or was told to, and waits for an answer."""
+    """The main thread has aborted its step, after the loss of `suspect` or a request, and waits for an answer."""
 
     holdings: Holdings
     suspect: Rank | None
@@ -149,21 +146,21 @@ class StepLeft:
 
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
-    """Somebody tells the process to leave the job, within `grace_s`; or at once, if he has told it before."""
+    """A request to drain within `grace_s`; a second one ends the process immediately."""
 
     grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The main thread takes no more steps. `finished`: the job's work is done, and the ledger is to have all of it."""
+    """The main thread takes no more steps. `finished`: the job is done, and all ledger lines must be flushed."""
 
     finished: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LinksDown:
-    """The peers to which the links are down now; they go down one by one, and may be up again."""
+    """The peers whose links are down now; links break one by one, and may be reopened."""
 
     peers: frozenset[Rank]
 
@@ -173,26 +170,26 @@ class LinksDown:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Make a running step fail soon, here and at the other members, and later ones at once, until an epoch begins."""
+    """Abort a running step, here and at the other members, and later ones immediately, until an epoch begins."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the main thread waits for."""
+    """The answer that the main thread waits for."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class MendLinks:
-    """Start to open the broken links again."""
+    """Start to reopen the broken links."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndProcess:
-    """The process ends at once: it makes no progress, and nobody else would end it; or it was told to."""
+    """End the process immediately: it hangs and no other process would end it, or a second request to leave arrived."""
 
     reason: str
 
@@ -220,19 +217,18 @@ Event = (
 class RankState:
     """One rank. Dictionaries are never changed in place.
 
-    Of the epoch: `kept`, the boxes it owns or holds; `complete`, those of them whose copy is in step; `far`, those
-    whose copy will not be after the next step either; `stopped`: the epoch is over for this rank. `joining`: a process
-    that has never been a member and asks to be one.
-    Of a step that was left: `copies`, `records`, `votes`; `suspect`, whom the rank accuses; `broken`, peers without a
-    link; `report_owed`, when the coordinator is to hear of it.
-    Of the main thread: `waiting` for an answer, having left a step of `left_epoch`; `stop_requested`: it is to start no
-    step; `kept_news`: what it has not left its step for yet. `activate`: the message that began the epoch.
-    Of the clock: `clock`, how the coordinator's differs, once that has answered; `was_paused` until it has spoken;
-    `progress_s`, when the main thread was last seen to get on; `orphaned_since_s`, since when nobody would end it, None
-    if somebody would; `commit_s`, the last commit of the epoch, None before the first; `step_s` and `slowest_s`, the
-    last and the longest time between two of an epoch.
-    Of the end: `ended`, why there is no next epoch for this rank; `finished`; `closes_by_s`, when it stops waiting for
-    the ledger; `closed`. `leaves_by_s`: when it should have left, if it was told to; `must_stay`: why it cannot.
+    Epoch: `kept`, the boxes it owns or holds; `complete`, those in sync; `far`, those that are not expected to
+    be after the next step; `stopped`: the epoch is over for this rank. `joining`: the process was never a member and
+    asks to join.
+    Aborted step: `copies`, `records`, `votes`; `suspect`; `broken`, peers without a link; `report_owed`: the
+    coordinator must still get a report.
+    Main thread: `waiting` for an answer after a step of `left_epoch`; `stop_requested`: it must start no step;
+    `kept_news`: messages for after its step. `activate`: the message that began the epoch.
+    Clock: `clock`, the offset of the coordinator's, once known; `was_paused` until the coordinator answers;
+    `progress_s`, last progress of the main thread; `orphaned_since_s`, since when no process would end it, else None;
+    `commit_s`, the epoch's last commit, None before the first; `step_s`, `slowest_s`, the last and the longest step.
+    End: `ended`, why this rank has no next epoch; `finished`; `closes_by_s`, when it stops waiting for the
+    ledger; `closed`. `leaves_by_s`: the deadline of a draining rank; `must_stay`: why it cannot leave.
     """
 
     rank: Rank
@@ -283,12 +279,12 @@ class RankState:
 
     @property
     def excluded(self) -> bool:
-        """Whether the others go on without this rank, as it may have wished."""
+        """Whether the others continue without this rank: it was evicted or drained."""
         return isinstance(self.ended, Excluded | Left)
 
     @property
     def leave(self) -> Leave:
-        """What it says of its wish to leave."""
+        """The drain state for heartbeats."""
         if self.leaves_by_s is None:
             return Leave.NO
         return Leave.OVERDUE if self.tick_s >= self.leaves_by_s else Leave.WHEN_SPARED

@@ -1,7 +1,7 @@
-"""The register: which epoch exists, and the ledger behind it; changed by compare-and-swap only.
+"""The register: the current epoch and the ledger; changed by compare-and-swap only.
 
-In: `Swap(expected key, new register, ledger lines)`. Out: the register after it; the swap took place if that is the
-new one. A locked file serves a local job; a cluster store implements `Store` with its own compare-and-swap.
+In: `Swap(expected key, new register, ledger lines)`. Out: the resulting register; the swap took place if that is the
+new one. Local jobs use a locked file; a cluster store implements `Store` with its own compare-and-swap.
 
     swap(register at (1, 4, …), Swap((1, 4, …), register at (1, 5, …)))  ->  the new register, True
 """
@@ -17,8 +17,8 @@ from elaswave_fx.plan.work.topology import Epoch, Rank
 
 
 class Key(NamedTuple):
-    """What a swap compares. `committed` is in it so that a ledger line and a new epoch cannot overtake each other,
-    `numbers` so that a swap that is repeated late takes no number back."""
+    """The key that a swap compares. `committed` prevents that a ledger line and a new epoch overtake each other,
+    `numbers` that a late repetition takes a number back."""
 
     term: Term
     epoch: Epoch
@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """An excluded rank that may be alive, with copies of `boxes` that may stand at `version`."""
+    """An evicted rank that may be alive, with replicas of `boxes` that may be at `version`."""
 
     rank: Rank
     boxes: frozenset[BoxId]
@@ -39,8 +39,8 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The truth about the job. `committed` is the last line of the ledger, `previous` the one before. `numbers`: so
-    many numbers of ranks have been given, from 0 on; none is ever given again."""
+    """The authoritative state of the job. `committed` is the last line of the ledger, `previous` the one before.
+    `numbers`: how many rank numbers were given, from 0 on; none is ever reused."""
 
     term: Term
     activation: Activation
@@ -53,34 +53,31 @@ class Register:
 
     @property
     def epoch(self) -> Epoch:
-        """The newest epoch that exists."""
         return self.activation.epoch
 
     @property
     def members(self) -> tuple[Rank, ...]:
-        """The ranks of the newest epoch."""
         return self.activation.assignment.members
 
     @property
     def left_out(self) -> frozenset[Rank]:
-        """Ranks that were left out, and nothing was committed since, as far as the ledger goes: until then their copies
-        may still be wanted."""
+        """Evicted ranks since whose eviction the ledger has no commit: their replicas may still be used."""
         return frozenset(absent.rank for absent in self.absent if absent.version == self.committed.version)
 
     def needs(self, rank: Rank) -> bool:
-        """Whether the rank is a member, or one whose copies may still be wanted."""
+        """Whether the rank is a member, or an evicted one whose replicas may still be used."""
         return rank in self.members or rank in self.left_out
 
     @property
     def key(self) -> Key:
-        """What a swap of this register has to expect."""
+        """The key to expect in a swap of this register."""
         plan_hash = self.activation.assignment.plan_hash
         return Key(self.term, self.epoch, plan_hash, self.committed, self.checkpoint, self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Replace the register if its key is `expected`, and append `lines` to the ledger with it."""
+    """Replace the register if its key is `expected`, and append `lines` to the ledger."""
 
     expected: Key
     new: Register
@@ -89,34 +86,33 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the register; `probe`: for a rank that has asked."""
+    """Read the register; `probe`: the rank's request, if any."""
 
     probe: ProbeStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReply:
-    """The register after a Read or a Swap; a swap took place if it is the one proposed. `probe`: that of the Read."""
+    """The register after a Read or a Swap, which took place if it is the proposed one. `probe`: the Read's."""
 
     register: Register
     probe: ProbeStore | None = None
 
 
 def swap(register: Register, wanted: Swap) -> tuple[Register, bool]:
-    """The register afterwards and whether it was swapped. Repeating a swap that took place changes nothing."""
+    """Return the resulting register and whether it was swapped. Repeating a successful swap changes nothing."""
     if register.key != wanted.expected:
         return register, False
     return wanted.new, True
 
 
 class Store(Protocol):
-    """Where the register lives. Both calls are atomic; any error means: not reached. What a swap has written outlives
-    every process of the job."""
+    """The register's storage. Both calls are atomic; any error means: unreachable. A swap survives all processes."""
 
     def read(self) -> Register:
         """The current register."""
         ...
 
     def swap(self, wanted: Swap) -> Register:
-        """Apply `swap` to the current register, append the lines if it took place, return the register afterwards."""
+        """Apply `swap` to the register, append the lines if it took place, and return the result."""
         ...

@@ -1,19 +1,19 @@
-"""How fast ranks are beside what their plan takes them for, from what they say of the steps that they have committed.
+"""Speeds of ranks relative to their plan, from the times that they report for committed steps.
 
-In: for each committed step, the seconds in which each rank's units computed. Out: the speeds that the planner should
-reckon with from now on, or None while they are about those that it knows. Pure.
+In: for each committed step, the busy seconds of each rank's units. Out: new speeds for the planner, or None while they
+are about the known ones. Pure.
 
-    meter = SpeedMeter.of(expected={0: Expected(1.0, 0.8, kind), ...})      what the plan of the epoch says
+    meter = SpeedMeter.of(expected={0: Expected(1.0, 0.8, kind), ...})      from the plan of the epoch
     meter = meter.heard({0: 0.81, 1: 1.62, ...})                            after each step
     meter.speeds()  ->  None, ..., {0: 1.0, 1: 0.5, ...}
 
-A rank's pace in a step is its expected seconds over the measured ones, beside the paces of all ranks in that step: what
-they have in common (a machine that is shared, costs that were measured in another hour) says nothing. It is held
-against the paces of ranks that run the same units, or, where no other does, against its own in the first steps of the
-epoch: so costs that are wrong for some units say nothing either. The speed of a rank on trial is assumed: no other is
-held against it, nor it against its own first steps, but against ranks whose speeds are known. Nor do a few slow steps
-count, or some that are over before a busy machine has given every process its turn: steps count in samples of a quarter
-of a second, and a rank as slower, or as faster, when nearly all of the last samples say so.
+A rank's pace in a step is its expected over its measured seconds, relative to all ranks' paces in that step. So common
+factors cancel, such as a shared machine or costs that were measured at another time. A pace is compared with those of
+ranks that run the same units. Without such ranks it is compared with its own in the first steps of the epoch. So wrong
+costs of some units cancel too. The speed of a rank on probation is only assumed: it is compared with ranks of known
+speeds, and no rank with it. A few slow steps, or steps shorter than the turns of a busy machine's processes, must not
+count. So steps are grouped into samples of 0.25 s, and a rank counts as slower or faster if nearly all of the last
+samples agree.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ from dataclasses import dataclass, replace
 from elaswave_fx.plan.work.topology import Rank
 
 WINDOW = 15
-"""Samples that are looked at; a change is known after as many at the latest."""
+"""Number of samples in a decision; a change is detected after as many at the latest."""
 
 SAMPLE_S = 0.25
-"""Short steps make one sample together, in which the slowest rank is busy for so long. Processes that share a processor
-take turns much more often."""
+"""Busy seconds of a sample's slowest rank: many turns of processes that share a processor."""
 
 AGREEING = 14
-"""So many of them must say that a rank is slower, or faster."""
+"""Number of samples that must agree."""
 
 CHANGED = 1.25
-"""By so much, at least. Below that a new plan rarely shortens a step by the hundredths that moving samples is worth."""
+"""Minimum change. Below it a new plan rarely shortens a step by the hundredths that moving samples is worth."""
 
 STEADY = 0.1
-"""Speeds that differ by less from what was found before are the same."""
+"""Relative difference below which speeds count as equal to the ones found before."""
 
 DIGITS = 2
-"""Of a speed; more of them are noise."""
+"""Significant digits of a speed; more are noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a plan takes a rank for: its speed, and the seconds of its units in a step at that speed. Ranks that run the
-    same units are of one `kind`. `on_trial`: the speed is assumed."""
+    """The plan's speed of a rank, and the seconds of its units in a step at that speed. Ranks that run the same units
+    are of one `kind`. `on_trial`: the speed is assumed (probation)."""
 
     speed: float
     busy_s: float
@@ -59,8 +58,8 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class SpeedMeter:
-    """Of one epoch. `paces`: of each rank in the last samples; `began`: in the first ones. `open`: what makes the next
-    sample so far, busy seconds of each rank and how many steps."""
+    """The measurements of one epoch. `paces`: each rank's in the last samples; `began`: in the first ones. `open`: the
+    unfinished sample, as busy seconds of each rank and the number of steps."""
 
     expected: Mapping[Rank, Expected]
     paces: Mapping[Rank, tuple[float, ...]]
@@ -69,13 +68,12 @@ class SpeedMeter:
 
     @staticmethod
     def of(expected: Mapping[Rank, Expected]) -> SpeedMeter:
-        """Nothing is heard yet. Ranks without units have no pace."""
+        """A meter without measurements. Ranks without units have no pace."""
         known = {rank: each for rank, each in expected.items() if each.busy_s > 0}
         return SpeedMeter(known, dict.fromkeys(known, ()), dict.fromkeys(known, ()), (dict.fromkeys(known, 0.0), 0))
 
     def heard(self, busy_s: Mapping[Rank, float]) -> SpeedMeter:
-        """After a committed step. One of which some rank does not know how long it took is left out: where durations
-        are not known, speeds are not."""
+        """Add a committed step. It is ignored if a rank does not know its duration."""
         if any(not busy_s.get(rank, 0.0) > 0 for rank in self.expected):
             return self
         so_far, steps = self.open
@@ -89,7 +87,7 @@ class SpeedMeter:
         return replace(self, paces=paces, began=began, open=(dict.fromkeys(total_s, 0.0), 0))
 
     def speeds(self) -> Mapping[Rank, float] | None:
-        """Of all ranks with units, if those of some have changed; None if not, or while too few steps are known."""
+        """New speeds of all ranks with units, if some have changed; None if not, or with too few steps."""
         if not self.expected or len(next(iter(self.paces.values()))) < WINDOW:
             return None
         ratios = self._ratios()
@@ -100,12 +98,12 @@ class SpeedMeter:
         return None if all(found[rank] == each.speed for rank, each in self.expected.items()) else found
 
     def _ratios(self) -> Mapping[Rank, tuple[float, ...]]:
-        """Of each rank in each step: its pace over what it is held against."""
+        """Each rank's paces over the pace that it is compared with."""
         usual = self._usual()
         return {rank: tuple(pace / usual[rank] for pace in paces) for rank, paces in self.paces.items()}
 
     def _usual(self) -> Mapping[Rank, float]:
-        """What the pace of each rank is held against."""
+        """The pace that each rank is compared with."""
         kinds: defaultdict[Hashable, list[Rank]] = defaultdict(list)
         for rank in self._known:
             kinds[self.expected[rank].kind].append(rank)
@@ -113,7 +111,7 @@ class SpeedMeter:
             kind: statistics.median_high(statistics.median(self.paces[rank]) for rank in ranks)
             for kind, ranks in kinds.items()
         }
-        # What ranks of known speeds have in common is a pace of 1.
+        # The common pace of ranks of known speeds is 1.
         found = {rank: of_kind.get(each.kind, 1.0) for rank, each in self.expected.items()}
         alone = (ranks[0] for ranks in kinds.values() if len(ranks) == 1)
         return found | {rank: statistics.median(self.began[rank]) for rank in alone}
@@ -125,7 +123,7 @@ class SpeedMeter:
 
 
 def steadied(before: Mapping[Rank, float], found: Mapping[Rank, float]) -> Mapping[Rank, float]:
-    """What was known before, unless what was found now is another thing: plans are made for each."""
+    """Return `before` unless `found` differs noticeably: each change makes new plans."""
     if before.keys() == found.keys() and all(abs(found[rank] / speed - 1) < STEADY for rank, speed in before.items()):
         return before
     return found

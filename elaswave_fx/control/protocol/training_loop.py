@@ -7,8 +7,8 @@ effects of its own, so that the worker and the simulator run the same order.
     loop.throw(StepFailed(Rank(2), "..."))  ->  AbortStep(), Report(holdings, suspect=2), which is sent a decision,
                                                 OpenLinks(...), ..., InstallPlan(go), ..., SyncReplicas(...)
 
-A failure of any request on the way into an epoch leads to the same sequence again: each part either has been done on
-this rank or is repeated.
+A failure of any request while entering an epoch starts the same sequence again: completed parts are kept, others are
+repeated.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def training(state: LoopState, entering: Go | None = None) -> Generator[Any, Any
 
 
 def begin(state: LoopState) -> Do:
-    """Load the initial state, unless that has been done."""
+    """Load the initial state, unless it is loaded."""
     if state.started:
         return
     yield do.Begin()
@@ -156,7 +156,7 @@ def _commit(state: LoopState, certificate: Certificate) -> Do:
 
 
 def recover(state: LoopState, failed: StepFailed) -> Generator[Any, Any, Ended | None]:
-    """Abort the step, report, and enter the epoch that is decided; or return why this rank ends."""
+    """Abort the step, report, and enter the next epoch; or return why this rank ends."""
     if failed.mismatch:
         yield do.ReportMismatch(str(failed), failed.suspect)
     left: do.Inventory = yield do.AbortStep(failed.suspect)
@@ -178,7 +178,7 @@ def enter(state: LoopState, go: Go) -> Do:
     members, resume = activation.assignment.members, activation.resume
     was, before = state.epoch, state.boxes
     restart = is_elsewhere(state.committed, was, activation)
-    # First: other ranks wait for the same links, and the rest takes each rank another time.
+    # Links come first: other ranks wait for them, and the rest takes each rank a different time.
     yield do.OpenLinks(go, anew(state.members, was, members, activation.epoch))
     if not restart:
         yield from _check_promoted(state, boxes)
@@ -190,9 +190,9 @@ def enter(state: LoopState, go: Go) -> Do:
         yield do.DropStep()
     state.pending = False
     yield do.AdvanceLinks(activation.epoch, frozenset(state.members).difference(members))
-    if (yield do.MustLeave()):  # Its abort came before the links were advanced.
+    if (yield do.MustLeave()):  # its abort preceded the links' new epoch
         raise StepFailed(None, f"rank {state.rank}: epoch {activation.epoch} is over already")
-    # Replicas were compared in the epoch before this one, which this rank may have missed.
+    # Replicas were compared in the previous epoch, which this rank may have missed.
     agree = activation.copies_agree and not has_missed(was, activation.epoch)
     state.stale |= unchecked_buckets(state.rank, before, boxes, agree, state.damaged)
     if restart:
@@ -208,12 +208,12 @@ def enter(state: LoopState, go: Go) -> Do:
     state.stale.clear()
     behind = yield do.SyncReplicas(tuple(copies_due(boxes)))
     state.sync = state.sync.next_epoch(behind)
-    state.damaged.clear()  # They have been dropped, or are being replaced.
+    state.damaged.clear()  # dropped, or being replaced
     yield do.EpochBegun(activation, restart)
 
 
 def _check_promoted(state: LoopState, boxes: tuple[Box, ...]) -> Do:
-    """Verify replicas that this rank comes to own or to compute with: after that nothing else could tell."""
+    """Verify replicas that this rank comes to own or to compute with: no later check could detect damage."""
     found = yield do.VerifyReplicas(tuple(promoted(state.rank, state.boxes, boxes)))
     state.damaged |= found
     if found:

@@ -1,9 +1,9 @@
-"""From a loss or a reshape request to the next epoch: who is asked, whose reports are here, what the store is given.
+"""The way from a loss or a reshape request to the next epoch: ranks are asked, they report, the store gets a proposal.
 
-In: a `Coordinator` and what has just changed. Out: the same and its actions; `coordinator.py` says when these happen.
+In: a `Coordinator` and a change. Out: its new state and actions; `coordinator.py` calls these functions.
 
     prepare -> (reports) -> conclude -> the swap that makes the epoch
-    drop_lost, review: start over, with a higher ballot, when other ranks are wanted; ask those who keep silent
+    drop_lost, review: start over, with a higher ballot, if the target members change; ask ranks that do not report
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elaswave_fx.words import rank_words
 
 
 def propose(state: Coordinator, new: Register, lines: tuple[Certificate, ...], now_s: float) -> Result:
-    """Ask the store to make `new` of the present register, and to append `lines` to the ledger."""
+    """Propose `new` to the store in the place of the present register, and append `lines` to the ledger."""
     assert state.register is not None
     wanted = Swap(state.register.key, new, lines)
     return replace(state, proposal=wanted, asked_s=now_s), (wanted,)
@@ -38,8 +38,7 @@ def is_of_history(stamp: Stamp, register: Register, committed: Version) -> bool:
 
 
 def joiners(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
-    """Living ranks outside the epoch that ask to become members, as far as there is work for them: those that came
-    first."""
+    """Living joiners, as many as there is work for: the lowest numbers, which came first."""
     assert state.register is not None
     asking = sorted(_asking(state, now_s))
     if not asking:
@@ -48,7 +47,7 @@ def joiners(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
 
 
 def _asking(state: Coordinator, now_s: float) -> frozenset[Rank]:
-    """Living ranks outside the epoch that ask to become members; one whose stream has ended asks anew with another."""
+    """Living ranks outside the epoch that ask to join; a joiner whose stream has ended asks again on another one."""
     assert state.register is not None
     members, detector = state.register.members, state.detector
     asking = (rank for rank, heard in detector.heard.items() if heard.heartbeat.joining and rank not in members)
@@ -56,9 +55,8 @@ def _asking(state: Coordinator, now_s: float) -> frozenset[Rank]:
 
 
 def _wanted(state: Coordinator, now_s: float) -> tuple[Rank, ...]:
-    """The members of the next epoch: living members; ranks that were left out and are heard again, if they are awaited;
-    joiners if planned; both if no member is left. Who asks when a planned stop is on its way already waits for the next
-    one."""
+    """The members of the next epoch: living members; evicted ranks with new heartbeats, if awaited; joiners if planned;
+    both if no member is left. A joiner that asks during a planned stop waits for the next one."""
     assert state.register is not None
     members, detector = state.register.members, state.detector
     wanted = {rank for rank in members if detector.is_alive(rank, now_s)}
@@ -75,11 +73,11 @@ def prepare(
     state: Coordinator, now_s: float, cause: Cause, *, ask: int, stop_after: Version | None = None, anew: bool = False,
     going: frozenset[Rank] = frozenset(),
 ) -> Result:  # fmt: skip
-    """A new attempt: everybody wanted stops and reports. It supersedes whatever was under way. `going`: of those who
-    stop, ranks that leave with this attempt; they stay if another one follows.
+    """Begin an attempt, which supersedes any other: all target ranks stop and report. `going`: ranks that this attempt
+    drains; they stay if another one follows.
 
-    What ranks of this epoch have reported stays true, for they have stopped in it; what may have changed since are
-    their links, so an attempt for the sake of links starts `anew`. `ask`: how many targets are asked at once.
+    Reports of this epoch stay valid, since their ranks have stopped in it. Only links may change, so an attempt for
+    links starts `anew`. `ask`: how many targets are asked first.
     """
     register = state.register
     assert register is not None
@@ -104,7 +102,7 @@ def prepare(
 
 
 def _tell_loss(state: Coordinator, cause: Cause, again: bool) -> Result:
-    """Each loss is told once per transition, also that of a rank that is accused so far and may stay."""
+    """Report each loss once per transition, also that of a suspect that may stay."""
     register, detector = state.register, state.detector
     assert register is not None
     if state.planned:
@@ -121,8 +119,8 @@ def _tell_loss(state: Coordinator, cause: Cause, again: bool) -> Result:
 
 
 def drop_lost(state: Coordinator, now_s: float) -> Result:
-    """During a transition: start it over if the wanted members have changed. A planned stop that a joiner has left
-    stays one: nothing is done again for a rank that nobody needs."""
+    """Start a transition over if its target members have changed. A planned stop that only a joiner has left stays
+    planned: no step is replayed for a rank that no other needs."""
     assert state.register is not None
     if _is_swapping(state):
         return state, ()
@@ -142,13 +140,13 @@ def drop_lost(state: Coordinator, now_s: float) -> Result:
 
 
 def _is_swapping(state: Coordinator) -> bool:
-    """Whether the swap that makes the epoch is on its way. It decides first; a loss after it supersedes the epoch."""
+    """Whether the swap that makes the epoch is in progress. It decides; a later loss supersedes the epoch."""
     register, proposal = state.register, state.proposal
     return proposal is not None and register is not None and proposal.new.epoch > register.epoch
 
 
 def review(state: Coordinator, now_s: float) -> Result:
-    """During a transition: start it over if it must be, else ask those who keep silent."""
+    """Start a transition over if needed, else ask ranks that have not reported."""
     register = state.register
     assert register is not None
     if _is_swapping(state):
@@ -156,7 +154,7 @@ def review(state: Coordinator, now_s: float) -> Result:
     waited_s, timeouts = now_s - state.prepared_s, state.timeouts
     unheard = tuple(r for r in state.targets if r not in state.reports)
     if state.planned:
-        # Until a planned stop ranks take steps: who hangs meanwhile is found as at any other time.
+        # Ranks take steps until a planned stop, so hung ones are found as in a steady state.
         found, _ = state.detector.standing_still([r for r in unheard if r in register.members], now_s)
     else:
         found = state.detector.unreported(unheard, register.epoch, state.reports, waited_s, now_s)
@@ -185,8 +183,8 @@ def review(state: Coordinator, now_s: float) -> Result:
 
 
 def _comes_too_late(state: Coordinator) -> bool:
-    """Whether members hand the model back that have not come to the version of the planned stop, and no other member
-    has, or it would have reported: nobody takes another step."""
+    """Whether members export the model before the version of the planned stop, and no member has reported, so none has
+    reached it: no further step is taken."""
     assert state.register is not None and state.stop_after is not None
     members, heard = state.register.members, state.detector.heard
     last = (heard[rank].heartbeat for rank in members if rank in heard)
@@ -195,7 +193,7 @@ def _comes_too_late(state: Coordinator) -> bool:
 
 
 def _gets_there(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> bool:
-    """Whether all that a planned stop waits for are members that get on, and have not come to its version."""
+    """Whether a planned stop waits only for members with progress that have not reached its version."""
     assert state.register is not None and state.stop_after is not None
     detector, members, after = state.detector, state.register.members, state.stop_after
     return bool(unheard) and all(
@@ -205,14 +203,14 @@ def _gets_there(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> 
 
 
 def _to_ask(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> tuple[Rank, ...]:
-    """Who has not reported; and who reported before it saw that its link to one that is cut off had broken."""
+    """Return the ranks without a report, and those that reported before their link to a cut-off rank broke."""
     cut_off = state.detector.cut_off(unheard, now_s)
     early = tuple(rank for rank, report in state.reports.items() if not cut_off <= report.broken)
     return (*unheard, *early)
 
 
 def conclude(state: Coordinator, now_s: float) -> Result:
-    """All reports are here: decide, and propose the epoch to the store."""
+    """If all reports are here, decide, and propose the epoch to the store."""
     register = state.register
     assert register is not None
     if state.proposal is not None or len(state.reports) < len(state.targets):
@@ -220,9 +218,9 @@ def conclude(state: Coordinator, now_s: float) -> Result:
     if not state.targets:
         return _await_left_out(state, register, now_s)
     of_epoch = {rank: report for rank, report in state.reports.items() if report.epoch == register.epoch}
-    cut_off = unreachable(of_epoch)  # who comes from outside has no links yet, or ended ones
+    cut_off = unreachable(of_epoch)  # ranks from outside have no links yet, or closed ones
     if cut_off and state.links_broken_since_s is None:
-        # Asked again, ranks look at their links anew, and open them: more may have gone down, or all may be up.
+        # Ask again: ranks then check and reopen their links; more may have broken, or all may be up.
         state = replace(state, links_broken_since_s=now_s)
         return prepare(state, now_s, Cause(CauseKind.LINKS, tuple(sorted(cut_off))), ask=EVERYBODY, anew=True)
     if cut_off and _mends(state, now_s):
@@ -246,7 +244,7 @@ def conclude(state: Coordinator, now_s: float) -> Result:
 
 
 def _await_left_out(state: Coordinator, register: Register, now_s: float) -> Result:
-    """No member is left, nor anybody else: what there is have ranks without which the epoch went on, if they live."""
+    """Wait for evicted ranks, if they may live: no other rank has any state."""
     left_out = register.left_out - state.detector.exited
     if not left_out:
         return state, ()
@@ -256,8 +254,8 @@ def _await_left_out(state: Coordinator, register: Register, now_s: float) -> Res
 
 
 def _wait(state: Coordinator, register: Register, waiting: events.Waiting, now_s: float) -> Result:
-    """Notify when it changes, not with every tick. PlanError when the last copies have been waited for long enough: who
-    has them may be alive, so that nobody else goes back to something older."""
+    """Report a wait when it changes, not with every tick. Raises PlanError after `patience_s`: the holders of the last
+    replicas may be alive, so the others do not roll back."""
     since_s = now_s if state.waiting is None else state.waits_since_s
     if now_s - since_s > state.patience_s:
         raise PlanError(_waited_in_vain(register, waiting, state.patience_s))
@@ -266,7 +264,7 @@ def _wait(state: Coordinator, register: Register, waiting: events.Waiting, now_s
 
 
 def _waited_in_vain(register: Register, waiting: events.Waiting, patience_s: float) -> str:
-    """Why the job ends, and what can be gone back to, for the user."""
+    """Return why the job ends, and to which state it can be resumed, for the user."""
     total = len(register.activation.assignment.boxes)
     lacks = f"the only copies of {len(waiting.boxes)} of {total} boxes" if waiting.boxes else "copies that are needed"
     if register.checkpoint == SEED:
@@ -280,7 +278,6 @@ def _waited_in_vain(register: Register, waiting: events.Waiting, patience_s: flo
 
 
 def _mends(state: Coordinator, now_s: float) -> bool:
-    """Whether broken links may still be opened again."""
     return state.links_broken_since_s is not None and now_s - state.links_broken_since_s <= state.timeouts.mend_s
 
 
@@ -306,7 +303,7 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
         steps_redone=redone,
         how=verdict.how,
         lost_boxes=verdict.lost,
-        rolled_back=activation.rollback and redone > 0,  # before the first step there is nothing to go back from
+        rolled_back=activation.rollback and redone > 0,  # before the first step there is no rollback
         left=tuple(rank for rank in missing if rank in state.going),
         back=tuple(back),
     )
@@ -315,11 +312,11 @@ def _propose_epoch(state: Coordinator, register: Register, verdict: Proceed, now
 
 
 def _steps_redone(state: Coordinator, new: Register) -> int:
-    """How many steps the new epoch makes the ranks do again."""
+    """Return the number of steps that the ranks replay in the new epoch."""
     reports = [report for report in state.reports.values() if report.epoch + 1 == new.epoch]
     if new.activation.rollback:
         newest = max((report.committed.version for report in reports), default=new.committed.version)
         return max(0, newest - new.committed.version)
-    # Whoever had committed the last version was in the next step, unless all were to stop before it.
+    # A rank that had committed the last version was in the next step, unless a planned stop came before it.
     dropped = all(report.committed == new.committed for report in reports)
     return int(dropped and not state.planned)

@@ -1,7 +1,6 @@
-"""The words of the control protocol: versions, copies, records, votes, and what a new epoch says.
+"""The values of the control protocol: versions, copies, records, votes, activations.
 
-In: nothing. Out: immutable values that both machines (`rank.py` at each rank, `coordinator.py`) exchange; the messages
-that carry them are in `messages.py`.
+Immutable values that both machines (`rank.py` at each rank, `coordinator.py`) exchange by `messages.py`.
 
     Stamp(7, 3)  =  version 7 as committed by the votes of epoch 3; version 7 of epoch 4 is another one
 """
@@ -18,15 +17,15 @@ Version = NewType("Version", int)
 """Committed steps since the beginning: version v is the state after step v."""
 
 Term = NewType("Term", int)
-"""Grows by one with every coordinator process that takes over."""
+"""Raised by one by every coordinator process that takes over."""
 
 
 STOPPED = "stopped"
-"""The phase, on heartbeats, of a rank that has left its step and waits for the next epoch."""
+"""The heartbeat phase of a rank that has left its step and waits for the next epoch."""
 
 HANDING_BACK = "hands back"
-"""What that of a rank begins with that takes no more steps: it writes the last checkpoint, and the model with the
-others. What follows is another text when it gets on."""
+"""Prefix of the heartbeat phase of a rank that takes no more steps: it writes the last checkpoint and exports the
+model. The rest of the text changes with its progress."""
 
 
 def hands_back(phase: str) -> bool:
@@ -35,7 +34,7 @@ def hands_back(phase: str) -> bool:
 
 
 class Stamp(NamedTuple):
-    """A version and the epoch whose votes committed it: two sides can never make the same stamp."""
+    """A version and the epoch whose votes committed it; a stamp is unique even across partitions."""
 
     version: Version
     epoch: Epoch
@@ -46,7 +45,7 @@ SEED = Stamp(Version(0), Epoch(0))
 
 
 class Ballot(NamedTuple):
-    """Order of attempts to make an epoch; a rank that promised one refuses lower ones."""
+    """The order of attempts to make an epoch; a rank that promised one refuses lower ones."""
 
     term: Term
     serial: int
@@ -57,14 +56,14 @@ NO_BALLOT = Ballot(Term(0), 0)
 
 
 class Copy(NamedTuple):
-    """A base of a box in a rank's memory; `digest` as computed from its bytes."""
+    """A replica of a box in a rank's memory; `digest` is computed from its bytes."""
 
     stamp: Stamp
     digest: int
 
 
 class Part(NamedTuple):
-    """A summand of a reduced gradient: who computed it from which samples of the step."""
+    """A summand of a reduced gradient: the rank that computed it, and its samples of the step."""
 
     rank: Rank
     samples: tuple[Span, ...]
@@ -86,9 +85,9 @@ class WorkSpan(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """Yes of one rank to one version: all records of its boxes are there; and what it consumed, span by span.
+    """A rank's yes to a version: it has all records of its boxes; and what it consumed, span by span.
 
-    `payload`: the vote as the engine cast it; `ledger.py` alone reads it.
+    `payload`: the vote as the engine cast it; only `ledger.py` reads it.
     """
 
     stamp: Stamp
@@ -106,9 +105,9 @@ class Certificate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What control needs of the epoch's Plan: who its ranks are, who keeps what, and the hash of the plan's text.
+    """The control plane's part of the epoch's Plan: its ranks, its boxes, and the hash of the plan's text.
 
-    The place of a box in `boxes` is its BoxId.
+    The index of a box in `boxes` is its BoxId.
     """
 
     members: tuple[Rank, ...]
@@ -118,10 +117,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What a new epoch says: go on from `resume`, reached from `previous` by `certificate`, with `assignment`.
+    """The start of an epoch: at `resume`, reached from `previous` by `certificate`, with `assignment`.
 
-    `rollback`: copies of a box are gone; everybody loads `resume` from the checkpoint (the seed if version 0).
-    `copies_agree`: all copies stood at `resume`, and those of a box had one digest: what was made of them is right.
+    `rollback`: a box has no replica left; all ranks load `resume` from the checkpoint (the seed if version 0).
+    `copies_agree`: all replicas were at `resume`, with one digest per box: values made from them are right.
     """
 
     epoch: Epoch
@@ -135,9 +134,9 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank that has stopped has in memory; a promise that it votes no more in its epoch.
+    """The memory of a stopped rank, and its promise not to vote any more in its epoch.
 
-    `suspect`: whom it accuses of having broken the step.
+    `suspect`: the rank that it blames for the failed step.
     """
 
     rank: Rank

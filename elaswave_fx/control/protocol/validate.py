@@ -1,8 +1,8 @@
-"""Whether what a rank says can be: numbers that the job has given, epochs that exist, versions that may be committed.
+"""Validation of ranks' messages: numbers that the job has given, epochs that exist, versions that may be committed.
 
-In: a message of a rank that holds the token, decoded, and the register. Out: what is wrong with it, in words, or None.
-Pure. What is wrong costs the rank its connection, and nobody else anything: the machines of this package take their
-messages for sound, and index plans, boxes and votes by what they say.
+In: a decoded message of a rank that holds the token, and the register. Out: its fault as text, or None. Pure. The
+machines trust messages and index plans, boxes and votes by them; so a rank loses its connection for a fault, which then
+harms no other rank.
 
     fault_of(Heartbeat(rank=2, epoch=9, …), register at epoch 4)   ->  "epoch 9 does not exist, the newest is 4"
 """
@@ -20,17 +20,17 @@ from elaswave_fx.control.store.ledger import fault_of_payload
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 AHEAD_MOST = 1 << 16
-"""So many steps may be committed that the ledger does not have yet: it waits for a disk, ranks do not."""
+"""Maximum number of committed steps that the ledger lacks: it waits for a disk, ranks do not."""
 
 TEXT_MOST, STEP_MOST_S, RANKS_MOST, RECORDS_MOST = 1024, 86_400.0, 1 << 20, 64
 FILES_MOST = 1 << 14
-"""Files of a user's code."""
+"""Maximum number of files of user code."""
 
 _HIGHEST = (1 << 63) - 1
 
 
 def fault_of(message: Heartbeat | Prepared | Ended | Gone | ProbeStore | RankReport, register: Register) -> str | None:
-    """What is wrong with a message of the rank that it names; the first that is found."""
+    """Return the first fault in a rank's message."""
     job = _Job(register)
     if isinstance(message, Heartbeat):
         return next(job.of_heartbeat(message), None)
@@ -44,7 +44,7 @@ def fault_of(message: Heartbeat | Prepared | Ended | Gone | ProbeStore | RankRep
 
 
 def fault_of_member(info: MemberInfo) -> str | None:
-    """What is wrong with the place that a rank names, to which all others are to connect."""
+    """Return the fault in a rank's member info, to whose address all others connect."""
     if not 1 <= info.port <= 65535:
         return f"it listens on port {info.port}"
     if info.memory_bytes is not None and not 0 < info.memory_bytes <= _HIGHEST:
@@ -58,7 +58,7 @@ def fault_of_member(info: MemberInfo) -> str | None:
 
 
 def fault_of_reshape(reshape: Reshape) -> str | None:
-    """What is wrong with lanes that somebody wants."""
+    """Return the fault in a requested layout."""
     numbers = [number for number in (reshape.dp, reshape.pp) if number is not None]
     if any(not 1 <= number <= RANKS_MOST for number in numbers):
         return f"{reshape.dp} lanes of {reshape.pp} stages are none"
@@ -66,7 +66,7 @@ def fault_of_reshape(reshape: Reshape) -> str | None:
 
 
 class _Job:
-    """What messages are held against. Each method tells of everything that is wrong, nearest first."""
+    """The bounds for messages. Each method yields all faults, most direct first."""
 
     def __init__(self, register: Register) -> None:
         self._register = register

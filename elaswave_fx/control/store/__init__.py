@@ -1,1 +1,1 @@
-"""Where the job's register and its ledger lie: an interface with compare-and-swap, and files for a local job."""
+"""The storage of a job's register and ledger: an interface with compare-and-swap, and files for a local job."""

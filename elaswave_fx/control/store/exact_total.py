@@ -1,4 +1,4 @@
-"""Sums that know no order, as votes carry them: integers, so that it does not matter who added what.
+"""Order-independent sums in votes: integers, so the order of additions does not matter.
 
     ExactTotal.of(0.1) + ExactTotal.of(0.2)  ->  their exact sum;  .value is it, rounded once
 
@@ -19,7 +19,7 @@ _DIGIT_BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class ExactTotal:
-    """A multiple of 2^-298. `infinite`: so many of the values that were added are not finite."""
+    """A multiple of 2^-298. `infinite`: number of added values that are not finite."""
 
     BYTES: ClassVar[int] = _DIGIT_BYTES + 8
 
@@ -28,7 +28,7 @@ class ExactTotal:
 
     @staticmethod
     def of(value: float) -> ExactTotal:
-        """What lies below 2^-298 is cut off; a value of 2^340 or more counts as infinite."""
+        """Convert a value: digits below 2^-298 are cut off; a value of 2^340 or more counts as infinite."""
         if not abs(value) < _LIMIT:
             return ExactTotal(0, 1)
         return ExactTotal(int(Fraction(value) / _UNIT))
@@ -38,16 +38,16 @@ class ExactTotal:
 
     @property
     def value(self) -> float:
-        """The sum, rounded once, ties to even; NaN if anything that was added is not finite."""
+        """The sum, rounded once, ties to even; NaN if an added value is not finite."""
         return math.nan if self.infinite else float(self.units * _UNIT)
 
     def pack(self) -> bytes:
-        """The digits from the least one on, then how many values were not finite."""
+        """The digits, least significant first, then the number of non-finite values."""
         return self.units.to_bytes(_DIGIT_BYTES, "little", signed=True) + self.infinite.to_bytes(8, "little")
 
     @staticmethod
     def unpack(data: bytes) -> ExactTotal:
-        """What `pack` gives, of `BYTES`."""
+        """Decode `BYTES` bytes of `pack`."""
         units = int.from_bytes(data[:_DIGIT_BYTES], "little", signed=True)
         return ExactTotal(units, int.from_bytes(data[_DIGIT_BYTES:], "little"))
 

@@ -1,21 +1,20 @@
-"""The store of a local job: its register in memory that outlives every process, its ledger on disk behind that.
+"""The store of a local job: its register in memory that survives all processes, its ledger on disk.
 
     RUN/control -> /dev/shm/elaswave-…   a folder in memory that only its owner may enter, for as long as the job lasts
         register.json                    everything that an epoch changes; replaced as a whole
         committed.json                   the last commits since: small, replaced with every one of them
         plan-EPOCH.json                  the plan of the epoch, which is written before the epoch is
         lock                             locked while one of them changes
-        alive                            locked by whoever made the folder and by all that it has forked since
-        spare                            room that is kept for the next epochs, should nothing else be left
+        alive                            locked by the process that made the folder and by its later forks
+        spare                            reserved room for the next epochs
         run -> RUN
-    RUN/ledger.jsonl, RUN/plan-EPOCH.json    what `flush` has brought to the disk
+    RUN/ledger.jsonl, RUN/plan-EPOCH.json    what `flush` has written to disk
 
-No swap waits for a disk: that takes 1 ms as a rule, but now and then a second, while a file system writes its journal,
-and every recovery would wait with it. A swap keeps its ledger lines with the register; `flush` writes those that wait
-behind the bytes that are on disk, the same ones again if need be, so that a writer that was killed leaves nothing to
-repair. A loss of power takes the register, as it takes all processes of a local job; the next run goes on from a
-checkpoint, and the ledger is synced when the register names one. `committed.json` counts if it is of the register's
-epoch, and not older. Any `OSError` of a call means: not reached.
+No swap waits for a disk: a write usually takes 1 ms, but sometimes a second while a file system writes its journal, and
+would delay recoveries. A swap keeps its ledger lines with the register. `flush` appends them at the offset of the bytes
+on disk, and repeats a partial write, so a killed writer leaves nothing to repair. A power failure loses the register
+with all processes of a local job. The next run resumes from a checkpoint; the ledger is synced when the register names
+one. `committed.json` counts if it is of the register's epoch and not older. Any `OSError` means: unreachable.
 """
 
 from __future__ import annotations
@@ -46,28 +45,28 @@ from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.plan.work.topology import Epoch
 
 MEMORY, ELSE = Path("/dev/shm"), Path("/tmp")
-"""Where a system keeps files in memory, and where the job's folder lies without that; a socket's path is short."""
+"""The folder of files in memory, and the one to use without it; a socket's path must be short."""
 
 LOCK_S = 2.0
-"""How long another process may hold the lock: it does for milliseconds, unless it is stopped."""
+"""Longest wait for the lock: other processes hold it for milliseconds, unless they are stopped."""
 
 MOST_WAITING = 1 << 14
-"""Ledger lines that may wait for the disk; with more the store counts as out of reach."""
+"""Maximum number of ledger lines that wait for the disk; with more the store counts as unreachable."""
 
 SPARE_BYTES = 1 << 20
-"""Kept free of others in memory, at least, and for each plan that it may have to hold ten times the first one."""
+"""Minimum reserved room in memory; it is at least ten times the size of the first plan."""
 
 _LOCK_RETRY_S = 0.002
 _PREFIX, _RUN, _ALIVE, _SPARE = "elaswave-", "run", "alive", "spare"
 _LEFT = {"register.json", "committed.json", "lock", "job.json"}
-"""What an ended job may have left in `control`, today's or one of an earlier version."""
+"""Files of an ended job in `control`, of this or an earlier version."""
 
 _PLAN = re.compile(r"plan-(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The ledger: `written` bytes are on disk, `waiting` follow them; `head` is the hash of the last line."""
+    """The ledger: `written` bytes are on disk, the `waiting` lines follow; `head` is the hash of the last line."""
 
     written: int = 0
     waiting: tuple[str, ...] = ()
@@ -83,7 +82,7 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """The register as of its last whole writing. `fingerprint`: what lines say of what else decides bits."""
+    """The register as last written whole. `fingerprint`: what else decides bits, for ledger lines."""
 
     register: Register
     lines: _Lines
@@ -92,7 +91,7 @@ class _Saved:
 
 @dataclass(frozen=True, slots=True)
 class _Since:
-    """What commits have changed of it since."""
+    """The changes of commits since then."""
 
     epoch: Epoch
     committed: Stamp
@@ -102,26 +101,25 @@ class _Since:
 
 
 class FileStore:
-    """A `Store` of a run directory. Any process of the job may read it; coordinators swap, and one thread flushes."""
+    """A `Store` of a run directory. Any process of the job may read it; coordinators swap; one thread flushes."""
 
     def __init__(self, run_dir: Path, folder: Path | None = None) -> None:
-        """`folder`: the one in memory; else it is looked up now. The job goes on if somebody removes the run directory
-        after that."""
+        """`folder`: in memory, by default that of `run_dir`. The job survives a later removal of `run_dir`."""
         self._run_dir, self._link = run_dir, run_dir / "control"
         self.folder = folder or self._link.resolve()
         self._register = self.folder / "register.json"
-        self._known: tuple[bytes, _Saved] | None = None  # the register as it was read last
+        self._known: tuple[bytes, _Saved] | None = None  # the register as last read
         self._committed = self.folder / "committed.json"
         self._lock = self.folder / "lock"
         self._ledger = run_dir / "ledger.jsonl"
-        self._synced: Stamp | None = None  # the checkpoint up to which the ledger is on disk for certain
-        self._newest_plan = -1  # of those in the run directory
+        self._synced: Stamp | None = None  # checkpoint up to which the ledger is synced
+        self._newest_plan = -1  # epoch of the newest one in the run directory
         self._alive = -1
 
     @staticmethod
     def create(run_dir: Path, register: Register, plan: str, fingerprint: str = "") -> FileStore:
-        """A new job's store. If the run directory has a ledger, a job that goes on from `register.committed` follows
-        its lines; those of later steps become void. Raises `ConfigError` if it has a `control` that is no run's."""
+        """Create a new job's store. A job that resumes at `register.committed` keeps the ledger's lines; those of later
+        steps become void. Raises `ConfigError` if the run directory has a foreign `control`."""
         refuse_foreign(run_dir)
         old, first = FileStore(run_dir), register.committed.version
         kept = old._texts() if first else []
@@ -143,12 +141,12 @@ class FileStore:
             raise OSError(error.errno, error.strerror, error.filename or folder) from error
 
     def _begun(self, saved: _Saved, plan: str) -> FileStore:
-        """This one, with its first files."""
+        """Write the first files; return the store."""
         (self.folder / _RUN).symlink_to(self._run_dir.absolute())
         beside = self.folder / f".{_ALIVE}"
         self._alive = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._alive, fcntl.LOCK_EX)
-        beside.rename(self.folder / _ALIVE)  # It appears locked: a job whose file nobody has locked is a dead one.
+        beside.rename(self.folder / _ALIVE)  # It appears locked: an unlocked one marks a dead job.
         self.write_plan(saved.register.epoch, plan)
         with self._locked():
             self._replace(self._register, msgspec.json.encode(saved))
@@ -157,11 +155,11 @@ class FileStore:
         return self
 
     def read(self) -> Register:
-        """The current register. Takes no lock: files change as a whole, and one of another epoch is passed over."""
+        """The current register. Takes no lock: files are replaced whole, and one of another epoch is ignored."""
         return self._read().register
 
     def swap(self, wanted: Swap) -> Register:
-        """Replace the register if its key is the expected one, with its ledger lines; return it as it is then."""
+        """Replace the register if its key is the expected one, and add its ledger lines; return the result."""
         with self._locked():
             saved = self._read()
             register = saved.register
@@ -179,7 +177,7 @@ class FileStore:
             return after
 
     def write_plan(self, epoch: int, text: str) -> None:
-        """To be called before the swap that makes the epoch."""
+        """Write a plan; to be called before the swap that makes the epoch."""
         self._replace(self.folder / f"plan-{epoch}.json", text.encode())
 
     def read_plan(self, epoch: int) -> str:
@@ -187,7 +185,7 @@ class FileStore:
         return (self.folder / f"plan-{epoch}.json").read_text(encoding="utf-8")
 
     def flush(self) -> None:
-        """Bring to the run directory what waits for it: lines of the ledger, and plans. May take as long as a disk."""
+        """Write waiting ledger lines and plans to the run directory. May block on the disk."""
         with self._locked():
             saved = self._read()
         register = saved.register
@@ -206,11 +204,11 @@ class FileStore:
         self._newest_plan = register.epoch
 
     def settle(self) -> None:
-        """The job is over: all that is to be kept goes to the run directory, in which `control` is a folder then, and
-        what only ranks of the job can need leaves it.
+        """Move everything to keep to the run directory at the end of the job; `control` becomes a folder there. Files
+        that only the job's ranks need are removed.
 
-        When the disk does not take it, or the run directory is gone, it stays where it is, for the next run, and the
-        `OSError` is raised. Called again, it does nothing.
+        If the disk is full or the run directory was removed, the files stay for the next run, and this raises
+        `OSError`. Idempotent.
         """
         try:
             if self._is_linked():
@@ -233,19 +231,18 @@ class FileStore:
         beside.rename(self._link)
 
     def processes(self) -> list[int]:
-        """The job's processes but for this one: whoever made the store, and what it has forked since. The system shows
-        only this user's."""
+        """Return the job's other processes: the store's maker and its later forks. Only this user's are visible."""
         others = (int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid())
         return [pid for pid in others if _descriptors(pid, self.folder / _ALIVE)]
 
     def alive_descriptors(self) -> tuple[int, ...]:
-        """What shows that this process is one of the job's, to be handed on to one that it executes."""
+        """Return the descriptors that mark this process as one of the job's, to pass to a process that it executes."""
         return _descriptors(os.getpid(), self.folder / _ALIVE)
 
     # --- Ledger ---
 
     def _texts(self) -> list[str]:
-        """The lines of all of the ledger, wherever it is, without what a killed writer has torn."""
+        """Return all lines of the ledger, in memory or on disk, without one that a killed writer left incomplete."""
         data = self._ledger.read_bytes() if self._ledger.exists() else b""
         with contextlib.suppress(OSError):
             lines = self._read().lines
@@ -269,7 +266,7 @@ class FileStore:
         with self._locked():
             saved = self._read()
             now = saved.lines
-            if now.written == lines.written:  # else another has written them
+            if now.written == lines.written:  # else another process has written them
                 waiting = now.waiting[len(lines.waiting) :]
                 self._write_since(saved.register, _Lines(lines.written + len(text), waiting, now.head))
 
@@ -289,7 +286,7 @@ class FileStore:
         return _Saved(newer, since.lines, saved.fingerprint)
 
     def _decoded(self, text: bytes) -> _Saved:
-        """What the register says: it is read with every heartbeat, and changes with epochs only."""
+        """Decode the register; cached, since it is read with every heartbeat but changes only with epochs."""
         if self._known is None or self._known[0] != text:
             self._known = text, msgspec.json.decode(text, type=_Saved)
         return self._known[1]
@@ -299,7 +296,7 @@ class FileStore:
         self._replace(self._committed, msgspec.json.encode(news))
 
     def _replace(self, path: Path, data: bytes) -> None:
-        """In the folder in memory. When others have filled that, the room that was kept is given up for it."""
+        """Replace a file in memory. If memory is full, the reserved room is released first."""
         try:
             replace_file(path, data)
         except OSError as error:
@@ -310,15 +307,15 @@ class FileStore:
             replace_file(path, data)
 
     def _is_linked(self) -> bool:
-        """Whether the run directory leads to this store, and not to a newer one, or to what an ended job has left."""
+        """Whether the run directory links to this store, and not to a newer one or to an ended job's folder."""
         return self._link.is_symlink() and self._link.resolve() == self.folder
 
     def _leads_back(self) -> bool:
-        """Whether the folder in memory is of this run: a link that somebody else has made may lead to any folder."""
+        """Whether the folder in memory belongs to this run: another user's link may lead to any folder."""
         return (self.folder / _RUN).resolve() == self._run_dir.resolve()
 
     def _remove(self) -> None:
-        """The folder in memory and the link to it, or the folder that an ended job has left."""
+        """Remove the folder in memory and the link to it, or an ended job's folder."""
         if self._is_linked():
             self._link.unlink()
             if self.folder.name.startswith(_PREFIX) and self._leads_back():
@@ -328,7 +325,7 @@ class FileStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Raises `OSError` when another process holds the lock for too long."""
+        """Hold the lock. Raises `OSError` after `LOCK_S`."""
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             end = time.monotonic() + LOCK_S
@@ -346,7 +343,7 @@ class FileStore:
 
 
 def refuse_foreign(run_dir: Path) -> None:
-    """Raise `ConfigError` if the run directory has a `control` that no run has made: it would be removed."""
+    """Raise `ConfigError` if `control` in the run directory is not from a run: it would be removed."""
     place = run_dir / "control"
     if place.is_symlink() or not place.exists():
         return
@@ -356,7 +353,7 @@ def refuse_foreign(run_dir: Path) -> None:
 
 
 def _descriptors(pid: int, path: Path) -> tuple[int, ...]:
-    """The descriptors by which a process has a file open; none of one that is gone, or another user's."""
+    """The descriptors of a process for a file; none if the process has ended or is another user's."""
     wanted, numbers = path.stat(), []
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
@@ -368,7 +365,7 @@ def _descriptors(pid: int, path: Path) -> tuple[int, ...]:
 
 
 def settle_dead_jobs() -> list[Path]:
-    """Settle stores of this user's jobs whose processes were all killed, so that no folder stays in memory for ever.
+    """Settle stores of this user's jobs whose processes were all killed, so that no folder stays in memory forever.
 
     Returns their run directories.
     """
@@ -389,7 +386,7 @@ def _settle_if_dead(folder: Path) -> Path | None:
         if store.folder == folder and not others_may_change(run_dir):
             store.settle()
             return run_dir
-        shutil.rmtree(folder)  # the run directory has been removed, or has another job, or another owner now
+        shutil.rmtree(folder)  # the run directory was removed, or has another job or owner
         return None
     finally:
         os.close(alive)

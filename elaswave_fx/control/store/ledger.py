@@ -1,14 +1,14 @@
-"""The ledger: from the votes of a commit to the line that says what its step consumed, and whether lines cover a run.
+"""The ledger: from the votes of a commit to a line with what its step consumed; and checks that lines cover a run.
 
-In: a `Certificate`, whose votes carry what the engine cast. Out: a line of `ledger.jsonl`.
+In: a `Certificate`, whose votes contain the engine's payloads. Out: a line of `ledger.jsonl`.
 
     {"step": 7, "tiles": {"0": [[0, 4, 0, 8]], "1": [[0, 4, 8, 16]]}, "weight_sum": 2048.0,
      "tile_hashes": {"0": "2f…", "1": "2c…"}, "content_hash": "5b…", "keys": {"0": "7a…", "1": "3e…"},
      "loss": "0x1.5cp+13", "count": "0x1p+11", "squares": "0x1.9p+4", "state_digest": "01…", "buckets": {"0": "6d…"},
      "epoch": 2, "plan": "9c…", "fingerprint": "b1…", "previous": "e3…"}
 
-Lines are a chain: `previous` is the SHA-256 of the text of the line before, so that none can be edited, removed or
-moved without a trace in the lines after it, nor the last ones without one in the summary.
+Lines are a chain: `previous` is the SHA-256 of the text of the line before. So an edited, removed or moved line shows
+in later lines; for the last lines, in the summary.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ STOP_WANTED = 1
 """Bit of `Payload.flags`: the rank was asked to end the run."""
 
 MOST_SPANS = 8
-"""Separate spans that a vote has room for; what a rank consumes is one tile as a rule."""
+"""Maximum number of separate spans in a vote; usually a rank consumes one tile."""
 
 _TOTALS = _HEAD.size + MOST_SPANS * _SPAN.size
 _BUCKETS = _TOTALS + 3 * ExactTotal.BYTES
 
 CHAIN_START = 64 * "0"
-"""What the first line has as `previous`."""
+"""The first line's `previous`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrossCheck:
-    """What `rank` feeds to a step, as the rank that casts the vote has read it; sums as those of `Payload`."""
+    """The samples that `rank` feeds to a step, as read by the voting rank; sums as in `Payload`."""
 
     rank: int
     content_hash: int
@@ -57,14 +57,14 @@ class CrossCheck:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What a rank's vote says besides yes. Sums over ranks are the step's.
+    """The content of a rank's vote besides yes. Sums over ranks are the step's.
 
-    `busy_s`: in which its units computed in the step, without waiting for others, or for a processor; 0: not known.
-    `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `keys`: the sum of the keys that
-    it drew with, modulo 2^64. `consumed`: what it ran forward, with its holes and with what was run twice. `squares`:
-    of the gradient of the boxes that it owns. `buckets`: number of a bucket and digest of the boxes that it owns of it,
-    as they stood when the step began; two sums modulo 2^64 (`sum_of_digests`). `places`: the sum of the low halves of
-    the samples' hashes times their positions, modulo 2^64. The layout is that of `native/exec/exact/vote.h`.
+    `busy_s`: seconds in which its units computed, without waits for other ranks or a processor; 0: unknown.
+    `content_hash`: of the samples that the rank fed to the step, a sum modulo 2^128. `keys`: the sum of its random
+    keys, modulo 2^64. `consumed`: the forward spans that it ran, with gaps and repetitions. `squares`: of the gradient
+    of its owned boxes. `buckets`: number of a bucket and digest of its owned boxes, from the start of the step; two
+    sums modulo 2^64 (`sum_of_digests`). `places`: the sum of the low halves of the samples' hashes times their
+    positions, modulo 2^64. Layout: `native/exec/exact/vote.h`.
     """
 
     memory_bytes: float = 0.0
@@ -81,7 +81,7 @@ class Payload:
     cross_check: CrossCheck | None = None
 
     def pack(self) -> bytes:
-        """Little-endian words of 8 bytes."""
+        """The payload as little-endian words of 8 bytes."""
         content = self.content_hash & _LOW, self.content_hash >> 64
         sizes = len(self.consumed), len(self.buckets)
         check = self.cross_check or CrossCheck(-1, 0, 0)
@@ -96,7 +96,7 @@ class Payload:
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
-        """Nothing said gives zeros. Raises `ValueError` for one that is too short or long, or has too many or wrong
+        """Decode a payload; empty data gives zeros. Raises `ValueError` for a wrong length, or too many or wrong
         spans."""
         if not data:
             return Payload()
@@ -118,7 +118,7 @@ class Payload:
 
 
 def fault_of_payload(data: bytes) -> str | None:
-    """Why bytes are no payload of a vote, in words; None if they are. Cheap, for whoever only passes it on."""
+    """Why bytes are no payload of a vote, as text; None if they are. Cheap, for processes that only forward it."""
     if not data:
         return None
     head: tuple[Any, ...] = _HEAD.unpack_from(data) if len(data) >= _BUCKETS else (0.0, 0.0, *(0,) * 11)
@@ -141,12 +141,12 @@ def _edges(data: bytes, spans: int) -> Iterator[tuple[int, ...]]:
 
 
 def busy_seconds(payload: bytes) -> float:
-    """That of a vote's payload alone, for what looks at every step; 0 where it says nothing."""
+    """The `busy_s` of a vote's payload, read alone for every step; 0 if unknown."""
     return _HEAD.unpack_from(payload)[1] if len(payload) >= _HEAD.size else 0.0
 
 
 def sum_of_digests(digests: Iterable[int]) -> int:
-    """The digest of a whole whose parts have these; the two halves of a digest do not carry into each other."""
+    """The digest of a whole from the digests of its parts; the two halves do not carry into each other."""
     low = high = 0
     for digest in digests:
         low, high = low + digest & _LOW, high + (digest >> 64) & _LOW
@@ -156,9 +156,9 @@ def sum_of_digests(digests: Iterable[int]) -> int:
 def line_of(certificate: Certificate, plan_hash: int = 0, fingerprint: str = "") -> dict[str, Any]:
     """The ledger line of a committed step: step = version - 1.
 
-    `state_digest` and `buckets` are of the state that it started from. `loss`, `count` and `squares` are sums over the
-    step as `float.hex` gives them; `weight_sum` is the count. `plan_hash`: of the plan by which it was computed;
-    `fingerprint`: of what else decides its bits.
+    `state_digest` and `buckets` are of the state that the step started from. `loss`, `count` and `squares` are sums
+    over the step in `float.hex` format; `weight_sum` is the count. `plan_hash`: its plan's; `fingerprint`: what else
+    decides its bits.
     """
     votes = sorted(certificate.votes, key=lambda vote: vote.rank)
     payloads = {str(vote.rank): Payload.unpack(vote.payload) for vote in votes}
@@ -186,7 +186,7 @@ def line_of(certificate: Certificate, plan_hash: int = 0, fingerprint: str = "")
 
 
 def digests_of_buckets(parts: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Bucket -> digest of all of it, from the digests of parts of buckets."""
+    """Bucket -> digest of the whole bucket, from (bucket, digest) of parts."""
     found: dict[int, list[int]] = {}
     for number, digest in parts:
         found.setdefault(number, []).append(digest)
@@ -194,18 +194,18 @@ def digests_of_buckets(parts: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 def linked(line: Mapping[str, Any], head: str) -> tuple[str, str]:
-    """The text of a line that follows the one with the hash `head`, and its own hash."""
+    """The text of a line after the one with the hash `head`, and its own hash."""
     text = json.dumps({**line, "previous": head})
     return text, hash_of(text)
 
 
 def hash_of(text: str) -> str:
-    """What the next line has as `previous`; of a line's text without its end."""
+    """The hash of a line's text without its newline: the next line's `previous`."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def first_break(texts: Iterable[str], head: str = CHAIN_START) -> int | None:
-    """The number, from 1 on, of the first line that does not follow the one before it; None if all do."""
+    """The number, from 1, of the first line that does not follow the one before it; None if all do."""
     for number, text in enumerate(texts, 1):
         if json.loads(text).get("previous") != head:
             return number
@@ -214,18 +214,18 @@ def first_break(texts: Iterable[str], head: str = CHAIN_START) -> int | None:
 
 
 def head_of(path: Path) -> str | None:
-    """The hash of the last whole line of a ledger; None if there is none."""
+    """The hash of the last whole line of a ledger, None if there is none."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return hash_of(lines[-1]) if lines else None
 
 
 def rollback_line(version: int, epoch: int) -> dict[str, Any]:
-    """Lines before it of steps from `version` on are void: they are done again from the checkpoint, in `epoch`."""
+    """A line that voids earlier lines of steps from `version` on, which are replayed in `epoch`."""
     return {"rolled_back_to": version, "epoch": epoch}
 
 
 def standing(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The lines that were not made void by a rollback after them."""
+    """The lines that no later rollback made void."""
     kept: list[Mapping[str, Any]] = []
     for line in lines:
         if "rolled_back_to" in line:
@@ -236,8 +236,8 @@ def standing(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def restored_alike(lines: Iterable[Mapping[str, Any]]) -> str | None:
-    """What is wrong with the states that rollbacks went back to; None if each was that of before."""
-    began: dict[int, tuple[str, str | None]] = {}  # step -> the state that it started from, and whose bits they are
+    """The fault in states that rollbacks restored; None if each equals the earlier one."""
+    began: dict[int, tuple[str, str | None]] = {}  # step -> (initial state, fingerprint)
     restored: int | None = None
     for line in lines:
         if "rolled_back_to" in line:
@@ -245,7 +245,7 @@ def restored_alike(lines: Iterable[Mapping[str, Any]]) -> str | None:
             continue
         step, digest, bits = line["step"], line["state_digest"], line.get("fingerprint")
         before, bits_before = began.get(step, (digest, bits))
-        if step == restored and before != digest and bits == bits_before:  # Else another program may cut other buckets.
+        if step == restored and before != digest and bits == bits_before:  # Another program may cut other buckets.
             return f"ledger: step {step} was done again from a state with digest {digest}; it was {before} before"
         if step == restored:
             restored = None
@@ -261,10 +261,9 @@ def covers_once(
     steps: int,
     skipped: Mapping[str, int] | None = None,
 ) -> str | None:
-    """What is wrong with the lines of steps `first_step` to `steps` of a work plane; None if each covers it once.
+    """The fault in the lines of steps `first_step` to `steps` of a work plane; None if each covers it once.
 
-    `skipped`: how many of the last samples plans leave out of their plane, by the names that lines have for plans; a
-    plan that is not named there leaves none out.
+    `skipped`: plan name in ledger lines -> number of last samples that the plan skips; 0 for other plans.
     """
     by_step: dict[int, list[Mapping[str, Any]]] = {}
     for line in standing(lines):

@@ -1,4 +1,4 @@
-"""Clocks of devices: how a rank's clock is read, set, and put back, and the file by which anybody can put it back.
+"""Clocks of devices: how a rank's clock is read, set and restored, and the file from which any process can restore it.
 
     actuator = make_actuator("cpufreq", {"processors": [3]}, Targets(sysfs="/sys/devices/system/cpu"))
     clock = RankClock(actuator, run_dir, rank)
@@ -6,8 +6,7 @@
     clock.restore()                          ->  as before; the file is gone
     restore_left_behind(run_dir, targets)    the same for ranks that were killed
 
-None of the devices was at hand: what `cpufreq`, `nvml` and `ascend` do was tested against a folder and stand-ins of the
-vendors' libraries, and not run on hardware.
+`cpufreq`, `nvml` and `ascend` were tested against a folder and stand-ins of the vendors' libraries, not on hardware.
 """
 
 from __future__ import annotations
@@ -31,6 +30,5 @@ _ACTUATORS: Mapping[str, Callable[..., Actuator]] = {
 
 
 def make_actuator(name: str, numbers: Numbers, targets: Targets) -> Actuator:
-    """The actuator of that name, for the device that its `numbers` property says; KeyError or TypeError for what is
-    none."""
+    """The actuator `name` of the device that its `numbers` identify. Raises KeyError or TypeError if there is none."""
     return _ACTUATORS[name](targets, **numbers)

@@ -1,7 +1,6 @@
-"""What a rank asks of a clock; each kind of clock is one implementation beside this file.
+"""The interface of a rank's clock; each module beside this file implements one kind.
 
-A setting is what a clock was at before anybody touched it: plain data that is written to a file and read by another
-process, which then puts it back.
+A setting is the state of a clock before the first change: plain data in a file, from which another process restores it.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any, ClassVar, Literal, Protocol
 Setting = Mapping[str, Any]
 
 Numbers = Mapping[str, int | list[int]]
-"""Which device it is, as its vendor counts."""
+"""The vendor's numbers of the device."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The path and the call that clocks are set by. They come from the configuration of whoever sets clocks, never from
-    a file of a run directory, which somebody else may have written."""
+    """The path and the call that set clocks. They come from the configuration of the setting process, never from a run
+    directory, which another user may have written."""
 
     sysfs: str = "/sys/devices/system/cpu"
     hook: str | None = None
@@ -27,7 +26,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a wish. `mhz`: the clock as it was read back, None where it cannot be; `why`, if not applied."""
+    """The result of a request. `mhz`: the clock as read back, None if unreadable; `why` it was not applied."""
 
     outcome: Literal["applied", "unsupported", "denied"]
     mhz: float | None = None
@@ -35,17 +34,17 @@ class Answer:
 
 
 class Actuator(Protocol):
-    """One rank's clock. Nothing here raises for what a device cannot do, or a user may not: that is an answer."""
+    """One rank's clock. What a device cannot or a user may not do is an Answer, no error."""
 
     name: ClassVar[str]
 
     @property
     def numbers(self) -> Numbers:
-        """Which device it is: with `Targets` they make the same actuator in another process."""
+        """The device's numbers; with `Targets` they make the same actuator in another process."""
         ...
 
     def read(self) -> Setting | Answer:
-        """The setting as it is, or why it cannot be known; then nothing may be set."""
+        """The current setting, or why it cannot be read; then nothing may be set."""
         ...
 
     def set(self, mhz: float) -> Answer:
@@ -53,5 +52,5 @@ class Actuator(Protocol):
         ...
 
     def restore(self, setting: Setting) -> Answer:
-        """Put back what `read` returned; doing it twice is doing it once."""
+        """Restore what `read` returned; idempotent."""
         ...

@@ -1,7 +1,7 @@
-"""The clock of an Ascend device: read by DCMI, and set only by a hook of the vendor's that the user names.
+"""The clock of an Ascend device: read through DCMI, and set only by a vendor's hook that the user names.
 
-There is no public call that sets the clock of an AI core. Source of what reads it: DCMI API reference,
-`dcmi_get_device_frequency`. Not run on hardware.
+No public call sets the clock of an AI core. Source for reading it: DCMI API reference, `dcmi_get_device_frequency`. Not
+run on hardware.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _NO_HOOK = "no public call sets the clock of an Ascend device; power.hook names 
 
 
 class AscendActuator:
-    """See `Actuator`. `hook`: import path of `set_clock(card, chip, mhz)`; None for mhz gives the clock back to the
-    device. `library`: the DCMI library's file name."""
+    """See `Actuator`. `hook`: import path of `set_clock(card, chip, mhz)`; mhz None resets. `library`: that of DCMI."""
 
     name: ClassVar[str] = "ascend"
 
@@ -57,7 +56,7 @@ class AscendActuator:
         return Answer("applied", self._mhz())
 
     def _mhz(self) -> float | None:
-        """The clock of the AI cores, None where DCMI is not there or does not say."""
+        """The clock of the AI cores, None if DCMI is missing or returns an error."""
         try:
             dcmi = ctypes.CDLL(self._library)
         except OSError:

@@ -1,7 +1,7 @@
-"""The clock of processors by Linux cpufreq: both limits of a policy are set to the wanted clock.
+"""The clock of processors by Linux cpufreq: both limits of a policy are set to the target clock.
 
 Source: Linux, Documentation/admin-guide/pm/cpufreq.rst ("Policy Interface in sysfs"). Processors of one policy share a
-clock, so a rank's processors have to make up whole policies. Not run on hardware.
+clock, so a rank's processors must form whole policies. Not run on hardware.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ _KHZ = 1000.0
 
 
 class CpufreqActuator:
-    """See `Actuator`. `processors`: those that this rank computes on, and nobody else; `root`: where the kernel shows
-    them."""
+    """See `Actuator`. `processors`: those that this rank alone computes on; `root`: their folder in sysfs."""
 
     name: ClassVar[str] = "cpufreq"
 
@@ -66,7 +65,7 @@ class CpufreqActuator:
             return _answer_of(error)
 
     def _read_back(self, wanted: Mapping[int, tuple[int, int]]) -> Answer:
-        """Drivers move limits to what the hardware has."""
+        """Check the limits, which drivers clamp to what the hardware supports."""
         mhz = self._khz(next(iter(wanted)), _CURRENT) / _KHZ
         for number, (low, high) in wanted.items():
             found = self._khz(number, _LOW), self._khz(number, _HIGH)

@@ -1,5 +1,4 @@
-"""The clock of an emulated device: its kernels take what the plan says for that clock (`devices/emulated.py`), and
-nothing outside the process changes."""
+"""The clock of an emulated device: its kernels take the plan's time for that clock (`devices/emulated.py`)."""
 
 from __future__ import annotations
 

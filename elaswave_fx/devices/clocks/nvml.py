@@ -1,8 +1,7 @@
 """The clock of an NVIDIA device by NVML, through the optional package nvidia-ml-py.
 
 Source: NVML API reference, `nvmlDeviceSetGpuLockedClocks`, `nvmlDeviceResetGpuLockedClocks` (both need root; since
-Volta). A lock cannot be read, so what is put back is the state without one: where somebody else has locked the clocks,
-that lock is lost. Not run on hardware.
+Volta). A lock cannot be read, so restoring means unlocking: another user's earlier lock is lost. Not run on hardware.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from elaswave_fx.devices.clocks.actuator import Answer, Numbers, Setting
 
 
 class NvmlActuator:
-    """See `Actuator`. `index`: of the device, as NVML counts; `library`: the module, for those who have another."""
+    """See `Actuator`. `index`: NVML's device index; `library`: the module, for users with another one."""
 
     name: ClassVar[str] = "nvml"
 
@@ -37,7 +36,7 @@ class NvmlActuator:
         return self._call(lambda nvml, device: nvml.nvmlDeviceResetGpuLockedClocks(device))
 
     def _call(self, call: Callable[[Any, Any], object]) -> Answer:
-        """`call` with the library and the device, then the clock as it is."""
+        """Run `call` with the library and the device, then read the clock."""
         try:
             nvml = importlib.import_module(self._library)
         except ImportError:

@@ -2,10 +2,10 @@
 
     RUN/clocks/rank-2.json   {"actuator": "cpufreq", "numbers": {"processors": [2]}, "before": {"limits_khz": …}}
 
-The file is on disk before the clock is touched for the first time and goes when it stands as before. Whoever finds one
-of a rank that does not run puts the clock back: the launcher when a worker ends however it ends, and the next run in
-that directory, or of this user on this machine, if the launcher was killed, too. The file holds numbers alone; by which
-path or call a clock is set, the configuration of whoever puts it back says (`Targets`).
+The file is on disk before the first change of the clock and is removed after its restoration. The launcher restores the
+clock whenever a worker ends. If the launcher was killed too, the next run in that directory, or of this user on this
+machine, does. The file contains numbers only; the path or call that sets a clock comes from the restoring process's
+configuration (`Targets`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Name = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
 
 
 class _Before(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A setting, of whichever device."""
+    """A setting of any kind of device."""
 
     limits_khz: dict[_Name, tuple[_Count, _Count]] | None = None
     locked: bool = False
@@ -35,7 +35,7 @@ class _Before(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class _LeftBehind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file of a rank."""
+    """The content of a rank's file."""
 
     actuator: str
     numbers: dict[str, _Count | list[_Count]]
@@ -43,7 +43,7 @@ class _LeftBehind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankClock:
-    """What one worker does with its clock."""
+    """A worker's own clock."""
 
     def __init__(self, actuator: Actuator, run_dir: Path, rank: int) -> None:
         self._actuator, self._path = actuator, _path(run_dir, rank)
@@ -51,7 +51,7 @@ class RankClock:
         self._mhz: float | None = None
 
     def follow(self, mhz: float | None) -> Answer | None:
-        """Set the clock, or put it back for None; None if nothing was to be done. A device that has refused is asked
+        """Set the clock, or restore it if `mhz` is None; return None if nothing changed. A device that refused is asked
         again only for another clock."""
         if mhz == self._mhz:
             return None
@@ -73,7 +73,7 @@ class RankClock:
         return answer
 
     def restore(self) -> Answer | None:
-        """Put the clock back; None if it was never touched."""
+        """Restore the clock; None if it was never changed."""
         if self._before is None:
             return None
         answer = self._actuator.restore(self._before)
@@ -89,7 +89,7 @@ class RankClock:
 
 
 def restore_left_behind(run_dir: Path, targets: Targets, rank: int | None = None) -> list[str]:
-    """Put back the clocks of a rank that does not run any more, or of all; what happened, in words."""
+    """Restore the clock of a rank that does not run any more, or of all such ranks; return the results as text."""
     folder = run_dir / FOLDER
     if folder.is_symlink():
         return [f"{folder}: is a link, and no run has made it; clocks that it leads to are not put back"]
