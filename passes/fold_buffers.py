@@ -46,6 +46,7 @@ class FoldBuffers:
         program = program.clone()
         graph = program.graph.graph
         old = {source_of(n).name: n for n in placeholders(graph) if source_of(n).role == Role.BUFFER}
+        changed = {old[result.name] for result in program.results if result.name in old}
         sampled = _of_samples(graph)
         outputs: list[fx.Node | None] = []
         results: list[Result] = []
@@ -56,7 +57,7 @@ class FoldBuffers:
                 outputs.append(node)
                 results.append(result)
                 continue
-            update = _update(result.name, node, old, sampled)
+            update = _update(result.name, node, old, changed, sampled)
             folds.append(update.fold)
             outputs.extend(update.values)
             results.extend(Result(ResultKind.FOLD, result.name, i) for i in range(len(update.values)))
@@ -76,12 +77,14 @@ class _Update:
     unsplit: str = ""
 
 
-def _update(buffer: str, new: fx.Node, old: Mapping[str, fx.Node], sampled: set[fx.Node]) -> _Update:
+def _update(
+    buffer: str, new: fx.Node, old: Mapping[str, fx.Node], changed: set[fx.Node], sampled: set[fx.Node]
+) -> _Update:
     if new not in sampled:
         return _overwrite(buffer, new, per_step=True)
     if buffer not in old:
         return _overwrite(buffer, new)
-    why = _reason_not_to_split(buffer, old[buffer], new, set(old.values()))
+    why = _reason_not_to_split(buffer, old[buffer], new, set(old.values()), changed, sampled)
     if why:
         return replace(_overwrite(buffer, new), unsplit=why)
     return _split(buffer, old[buffer], new)
@@ -97,7 +100,9 @@ def _overwrite(buffer: str, new: fx.Node, per_step: bool = False) -> _Update:
     return _Update([new], Fold(buffer, -1, fx.GraphModule(torch.nn.Module(), graph), 1, per_step))
 
 
-def _reason_not_to_split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node]) -> str:
+def _reason_not_to_split(
+    buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node], changed: set[fx.Node], sampled: set[fx.Node]
+) -> str:
     """Why an update does not split into its old value and a granule's values; empty if it does."""
     inside = _dependents(old)
     needed = {new} | _ancestors(new)
@@ -105,8 +110,10 @@ def _reason_not_to_split(buffer: str, old: fx.Node, new: fx.Node, buffers: set[f
         if node in inside and node is not old and node not in needed:
             return f"buffer '{buffer}' is read by {node.target} in {module_of(node)}, and updated from the same samples"
     for source in _frontier(inside, old):
-        if source in buffers:
-            return f"the update of buffer '{buffer}' reads another one, '{source_of(source).name}', and samples"
+        # A rate that follows from a counter would be that of the step in each of its granules.
+        others = set() if source in sampled else _ancestors(source) & (changed - {old})
+        for other in {source} & buffers | others:
+            return f"the update of buffer '{buffer}' reads another one, '{source_of(other).name}', and samples"
         if not isinstance(value_of(source), torch.Tensor):
             return f"the update of buffer '{buffer}' reads the number {source.target} in {module_of(source)}"
     return ""

@@ -63,6 +63,23 @@ class Crossed(ExponentialMean):
         return Classifier.features(self, x)
 
 
+class Cumulative(Classifier):
+    """An average of all steps, whose rate follows from a counter. `constant`: from a buffer that never changes."""
+
+    def __init__(self, constant: bool = False) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("steps", torch.ones(()))
+        self.constant = constant
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        if not self.constant:
+            self.steps.add_(1)
+        self.mean.add_((features.detach().mean(dim=0) - self.mean) / (self.steps + 1))
+        return features
+
+
 class Counting(ExponentialMean):
     """A buffer that counts samples."""
 
@@ -90,6 +107,7 @@ class Memory(ExponentialMean):
         ),
         (Memory(), "buffer 'last' is read by aten.add.Tensor in the model, and updated from the same samples"),
         (Counting(), "the update of buffer 'mean' reads the number"),
+        (Cumulative(), "the update of buffer 'mean' reads another one, 'steps', and samples"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Classifier) else "",
 )
@@ -102,6 +120,10 @@ def test_an_update_that_does_not_split_wants_the_whole_batch(model: Classifier, 
         model(**batch)
     for name, value in ours.items():
         torch.testing.assert_close(value, dict(model.named_buffers())[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_rate_of_a_buffer_that_never_changes_is_the_same_in_all_granules() -> None:
+    assert not folded(Cumulative(constant=True)).whole_batch
 
 
 class Steps(Classifier):
