@@ -152,7 +152,10 @@ def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:
 
 
 def _is_sized_by_values(node: fx.Node) -> bool:
-    return torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
+    """Whether the result's shape follows from values; with whole numbers as indices it does not."""
+    masks = [each for each in node.all_input_nodes[1:] if value_of(each).dtype in (torch.bool, torch.uint8)]
+    by_index = is_aten(node, "aten.index") and not masks
+    return torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not by_index
 
 
 def _suspects(unit: Unit, message: str) -> str:

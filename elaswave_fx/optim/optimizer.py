@@ -153,7 +153,7 @@ def trace_update(optimizer: Optimizer) -> torch.fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     master = torch.zeros(_PROBE_ELEMENTS)
-    state = optimizer.init(master)
+    state = tuple(each.clone() for each in optimizer.init(master))  # one tensor several times would be one input
     hyper = [torch.tensor(value, dtype=torch.float32) for value in hyper_row(optimizer, 0, 1e-3, "decay")]
 
     def step(*inputs: Tensor) -> tuple[Tensor, ...]:

@@ -35,7 +35,7 @@ _ANSWERS: Mapping[tuple[str, str], bool] = {
 
 @contextlib.contextmanager
 def eager_answers() -> Iterator[None]:
-    """Answer these inspections, trace `.data` as detach(), trace through reentrant checkpoints, and update the running
+    """Answer these inspections, trace `.data` as detach(), trace through checkpoints, and update the running
     statistics of instance norms by calls: the operator's schema does not declare that it writes them."""
     ask = torch.Tensor.__bool__
 
@@ -48,6 +48,7 @@ def eager_answers() -> Iterator[None]:
         mock.patch.object(torch.Tensor, "__bool__", answer),
         mock.patch.object(torch.Tensor, "data", property(_detached, _overwrite)),
         mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
+        mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _nothing_around),
         mock.patch("torch.instance_norm", _instance_norm),
     ):
         yield
@@ -75,6 +76,12 @@ def _instance_norm(
                 running.copy_((1 - momentum) * running + momentum * each.mean(0))
         mean = var = None
     return _INSTANCE_NORM(x, weight, bias, mean, var, batch, momentum, eps, cudnn)
+
+
+def _nothing_around(*_: Any, **__: Any) -> Iterator[None]:
+    """Replacement of what `checkpoint(use_reentrant=False)` does around the wrapped function. The export takes a nested
+    one for computation without gradients."""
+    yield
 
 
 class _SeenThrough:

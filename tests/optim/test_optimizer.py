@@ -239,6 +239,24 @@ def test_trace_is_small_and_symbolic(ours):
         assert [each.shape for each in outputs] == [(length,)] * (1 + state)
 
 
+class Shared(Lion):
+    """A state of one tensor three times, whose copies part."""
+
+    def init(self, param):
+        return (torch.zeros_like(param),) * 3
+
+    def update(self, param, grad, state, hyper):
+        first, second, most = state
+        first, second = torch.lerp(first, grad, 0.1), second * 0.9 + grad * grad
+        most = torch.maximum(most, second)
+        return param * hyper[0] - first / (most.sqrt() + 1e-8) * hyper[1], (first, second, most)
+
+
+def test_a_state_may_be_one_tensor_several_times():
+    graph = trace_users_update(Shared(), "Shared")
+    assert sum(node.op == "placeholder" for node in graph.graph.nodes) == 2 + 3 + 3
+
+
 def test_no_decay_group_does_not_decay():
     for ours in (AdamW(weight_decay=0.5), SGD(weight_decay=0.5)):
         param, grad = torch.ones(3), torch.zeros(3)

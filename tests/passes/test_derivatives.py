@@ -192,6 +192,15 @@ class Usage(Classifier):
         return super().forward(x, y)
 
 
+class Weighted(Usage):
+    """Looks counts up by whole numbers first."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        weights = self.seen.clone()[y].sum()
+        loss, count = super().forward(x, y)
+        return loss * (1 + weights), count
+
+
 class Picked(Classifier):
     """A mask as an index gives as many values as the data has."""
 
@@ -230,6 +239,7 @@ class Pooled(Classifier):
             r"derivative \(.*aten.fractional_max_pool2d_backward.default\) makes a plain number of the number",
         ),
         (Usage(), r"aten.bincount.default in the model makes .* a way out is one_hot\(index, number\).sum\(0\)"),
+        (Weighted(), r"aten.bincount.default in the model makes .* a way out is one_hot\(index, number\).sum\(0\)"),
         (
             Picked(layers=1),
             r"aten.index.Tensor in the model makes .* is to multiply by the mask, torch.where, or",
@@ -239,7 +249,7 @@ class Pooled(Classifier):
             r"aten.item.default in the model makes a number .* a way out is to keep it a tensor: table.index",
         ),
     ],
-    ids=["samples", "size", "mask", "number"],
+    ids=["samples", "size", "size after an index", "mask", "number"],
 )
 def test_numbers_and_sizes_of_values_are_refused_with_what_to_write(model: Classifier, message: str) -> None:
     with pytest.raises(CaptureError, match=message):

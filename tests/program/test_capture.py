@@ -466,6 +466,14 @@ class Reentrant(Small):
         return x.mean(dim=1)
 
 
+class Nested(Small):
+    """A checkpoint within a checkpoint."""
+
+    def features(self, x: Tensor) -> Tensor:
+        within = lambda z: checkpoint(self.layers[0], z, use_reentrant=False)  # noqa: E731
+        return checkpoint(within, x, use_reentrant=False).mean(dim=1)
+
+
 class Spectral(Small):
     """Its power iteration is a no_grad() that changes buffers."""
 
@@ -485,7 +493,7 @@ class Modes(Small):
         return still * moving
 
 
-@pytest.mark.parametrize("model", [Reentrant(), Spectral(), Modes()], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("model", [Reentrant(), Nested(), Spectral(), Modes()], ids=lambda model: type(model).__name__)
 def test_gradients_are_those_of_backward(model: Small) -> None:
     program = Normalize().apply(captured(model, vectors))
     check_gradients(model, program, vectors(4, 3))
