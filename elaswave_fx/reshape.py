@@ -11,18 +11,18 @@ from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.next.replan_request import ReshapeRequest
 
-_HELP = """Give a running job other lanes.
+_HELP = """Change the layout of a running job.
 
 JOB is the run directory of a job of yours on this machine, or tcp://HOST:PORT, where its coordinator listens
-(launch.control_port), with the job's token in ELASWAVE_TOKEN (it stands in RUN/control/job.json). WISH is
+(launch.control_port), with the job's token in ELASWAVE_TOKEN (the token is in RUN/control/job.json). LAYOUT is
 parallel.dp=N parallel.pp=N, as in a recipe, or the word best.
 
-Training goes on: ranks get copies of what they will compute with behind the steps, and a planned stop takes the new
-lanes. The command ends when the plan that leads there is in force; events.jsonl tells of the rest. Lanes that were
-asked for stay until a rank comes, goes or slows down.
+Training continues: the ranks receive replicas of the units that they will compute while steps go on, and a planned
+reconfiguration switches to the layout. The command ends when the plan that leads there is in force; events.jsonl
+shows the rest. A requested layout stays until a rank joins, leaves, fails or slows down.
 
-Exit code 0 when that is so, 2 with one clear line when it cannot be, 130 after Ctrl-C: what was asked for may be
-carried out then."""
+Exit code: 0 when the plan is in force; 2, with one line, when the layout is impossible; 130 after Ctrl-C, when the
+request may still be carried out."""
 
 _KEYS = {"parallel.dp": "dp", "parallel.pp": "pp"}
 

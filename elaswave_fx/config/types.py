@@ -196,7 +196,7 @@ class CacheConfig:
 class LaunchConfig:
     """The launcher. Rank r listens on `port` + r of `host` (0: any free port), whichever process is the coordinator on
     `control_port` (0: any). With `exit_words` the launcher tells it of processes that end; without, the coordinator
-    must find out by itself. A rank that is told to leave has `grace_s` for that. `failure_domain`: what the launcher's
+    must find out by itself. A rank that is asked to leave has `grace_s` for that. `failure_domain`: what the launcher's
     ranks are lost with; None: this machine."""
 
     kind: str = constrained(choices=("local", "env"))

@@ -103,7 +103,7 @@ def describe(event: RunEvent, epoch: int) -> str:
         case job_events.Left() | rank_events.Drained():
             return event.cause
         case job_events.MustStay():
-            return f"rank {event.rank} was told to leave, and cannot: {event.reason}"
+            return f"rank {event.rank} was asked to leave, and cannot: {event.reason}"
         case rank_events.Joined():
             return f"epoch {epoch}: rank {event.rank} joined at step {event.step}"
         case job_events.Detected():

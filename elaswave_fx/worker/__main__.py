@@ -104,7 +104,7 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
         say(f"rank {welcome.number} ends: {type(error).__name__}: {error}")
         raise
     if ended is None:
-        say(f"rank {welcome.number} was told to leave, and has left")
+        say(f"rank {welcome.number} was asked to leave, and has left")
         return 0
     done, steps = ended
     say(f"rank {welcome.number} has finished: {done} of {steps} steps are committed")

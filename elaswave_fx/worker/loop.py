@@ -215,7 +215,7 @@ class Training:
         decision = self._recovery.report(what)
         if isinstance(decision, Go):
             self._share = None
-            self._worker.agent.hand_back(begins=False)
+            self._worker.agent.export(begins=False)
         return decision
 
     def _finish_step(self, what: do.FinishStep) -> None:
@@ -387,20 +387,20 @@ class Training:
     def _finish(self, _: do.Finish) -> None:
         worker = self._worker
         assert worker.checkpoints is not None and worker.feed is not None
-        worker.agent.hand_back()
+        worker.agent.export()
         done = worker.at.committed.version
         if worker.agent.must_stay is not None and done < worker.config.steps:
-            why = f"rank {worker.rank} was told to leave, and cannot: {worker.agent.must_stay}"
+            why = f"rank {worker.rank} was asked to leave, and cannot: {worker.agent.must_stay}"
             worker.context.report_event(GaveUp(step=done - 1, reason=why), worker.plan.epoch)
         with worker.disk_work("writes the last checkpoint"):
             failed = worker.checkpoints.finish(done)
         if failed is not None:
             worker.context.report_event(GaveUp(step=done, reason=failed), worker.plan.epoch)
         with worker.disk_work("writes the model"):
-            self._share = self._hand_back()
+            self._share = self._export()
             worker.group.barrier(DISK_S)  # no rank closes its links before all have received their data
 
-    def _hand_back(self) -> Mapping[str, Any]:
+    def _export(self) -> Mapping[str, Any]:
         """Export the model together with the other ranks; return and report this rank's part of the summary."""
         worker = self._worker
         share = export_model(

@@ -46,7 +46,7 @@ from elaswave_fx.control.protocol.messages import (
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
 from elaswave_fx.control.protocol.types import (
-    HANDING_BACK,
+    EXPORTING,
     NO_BALLOT,
     SEED,
     STOPPED,
@@ -843,17 +843,17 @@ def test_who_hands_the_model_back_is_not_asked_for_a_planned_stop() -> None:
     job = Driver()
     job.heartbeat(4, epoch=Epoch(-1), joining=True)
     for rank in range(WORLD):
-        job.heartbeat(rank, phase=f"{HANDING_BACK}: writes the model for 7 s" if rank == 2 else "compute")
+        job.heartbeat(rank, phase=f"{EXPORTING}: writes the model for 7 s" if rank == 2 else "compute")
     job.later(0.1)
     assert job.state.phase == STEADY and not job.sent(Prepare)
 
 
 def test_who_waits_for_a_disk_does_not_stand_still() -> None:
-    """It shows another place every second: while the model is handed back, and when somebody else is lost."""
+    """It shows another place every second: while the model is exported, and when somebody else is lost."""
     job = Driver()
     for second in range(int(3 * TIMEOUTS.stalled_s)):
         for rank in range(WORLD):
-            job.heartbeat(rank, phase=f"{HANDING_BACK}: writes the model for {second} s")
+            job.heartbeat(rank, phase=f"{EXPORTING}: writes the model for {second} s")
         job.later(1.0)
     assert job.state.phase == STEADY and not job.sent(Prepare)
     job.feed(Exited(Rank(3)))
@@ -907,11 +907,11 @@ def test_a_planned_stop_that_nobody_reaches_any_more_is_called_off() -> None:
     job.later(0.1)
     assert job.state.planned and job.asked() == {0, 1, 2, 3, 4}
     job.prepared(4, epoch=Epoch(-1), copies={})
-    job.heartbeat(0, phase=HANDING_BACK, version=job.state.stop_after)
+    job.heartbeat(0, phase=EXPORTING, version=job.state.stop_after)
     job.later(0.1)
     assert job.state.planned, "it has come to that version, and stops before it gets on"
     for rank in range(WORLD):
-        job.heartbeat(rank, phase=HANDING_BACK)
+        job.heartbeat(rank, phase=EXPORTING)
     job.later(0.1)
     assert job.state.phase == STEADY and job.register.epoch == 0
     assert [act for act in job.did if isinstance(act, events.CalledOff)] == [events.CalledOff(Epoch(0))]

@@ -211,7 +211,7 @@ def test_what_a_planned_stop_is_for_is_said() -> None:
         aims.append(following.aim)
         before, request = following, ReplanRequest()
     assert aims[:2] == [
-        "copies begin for the lanes that were asked for",
-        "the lanes that were asked for are taken",
+        "replicas begin to sync for the requested layout",
+        "the requested layout is taken",
     ]
     assert set(aims[2:]) <= {"owners move"}

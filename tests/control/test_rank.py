@@ -452,7 +452,7 @@ def test_who_has_left_ends_in_order_and_says_that_it_is_gone() -> None:
     rank.feed(Prepare(BALLOT, Version(1)))
     rank.feed(StepLeft(holdings(FIRST), None))
     (left,) = answers(rank.feed(Ack(Term(1), Epoch(1), False, Version(1))))
-    assert left == Left("rank 0 was told to leave, and left after step 0")
+    assert left == Left("rank 0 was asked to leave, and left after step 0")
     assert rank.feed(TICK, 1.0) == [], "it is heard no more"
     assert rank.feed(Closing(finished=False)) == [Send(COORDINATOR, Gone(ME))] and rank.state.closed
 

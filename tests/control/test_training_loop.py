@@ -191,9 +191,9 @@ def test_an_epoch_that_is_over_is_not_entered() -> None:
 
 
 def test_who_is_told_to_go_ends_with_the_reason() -> None:
-    follower = Follower(iter([Left("rank 0 was told to leave")]), fails={6: StepFailed(None, "called off")})
+    follower = Follower(iter([Left("rank 0 was asked to leave")]), fails={6: StepFailed(None, "called off")})
     ended = follower.run()
-    assert isinstance(ended, Left) and ended.reason == "rank 0 was told to leave"
+    assert isinstance(ended, Left) and ended.reason == "rank 0 was asked to leave"
     assert follower.kinds[-2:] == [do.AbortStep, do.Report]
 
 

@@ -1,4 +1,4 @@
-"""Ranks that are told to leave, whoever has started them and whoever tells them; and those that cannot."""
+"""Ranks that are asked to leave, whoever has started them and whoever tells them; and those that cannot."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_rank_that_joined_leaves(alone: Finished, tmp_path: Path, numbers: tup
         await_true(lambda: left_as_told(job) == [2] or job.ended, "it is told that it left")
         run = end_of(job)
     assert code == 0, joiner.said
-    assert joiner.said.rstrip().endswith("rank 2 was told to leave, and has left")
+    assert joiner.said.rstrip().endswith("rank 2 was asked to leave, and has left")
     assert run.code == 0 and not run.orphans, run.console
     assert run.losses == alone.losses and run.summary["params_digest"] == alone.summary["params_digest"]
     assert run.summary["recoveries"] == [] and [entry["rank"] for entry in run.summary["left"]] == [2]
@@ -69,7 +69,7 @@ def test_the_last_rank_cannot_leave_and_ends_the_job_as_ctrl_c_does(tmp_path: Pa
     with running(tmp_path, (1, 1), "launch.grace_s=0.5", "checkpoint.every=1000") as job:
         assert job.signal_rank(0, signal.SIGTERM)
         run = job.wait()
-    why = "rank 0 was told to leave, and cannot: it is the last rank of the job"
+    why = "rank 0 was asked to leave, and cannot: it is the last rank of the job"
     assert run.code == 1 and run.summary["outcome"] == "failed" and run.summary["reason"] == why, run.console
     assert run.console.rstrip().endswith(f"error: {why}") and why in run.console.rstrip()[: -len(why)]
     assert [event["reason"] for event in run.of_kind("must_stay")] == ["it is the last rank of the job"]
@@ -96,4 +96,4 @@ def test_who_is_told_twice_is_lost(alone: Finished, tmp_path: Path) -> None:
     assert run.code == 0 and run.losses == alone.losses, run.console
     assert [recovery["ranks"] for recovery in run.summary["recoveries"]] == [[1]] and run.summary["left"] == []
     assert run.of_kind("agreed")[-1]["members"] == [0]
-    assert "was told to leave once more: it ends at once" in (run.folder / "logs" / "rank-1.log").read_text()
+    assert "was asked to leave a second time: it ends at once" in (run.folder / "logs" / "rank-1.log").read_text()

@@ -30,7 +30,7 @@ STEPS_A_ROUND = 200
 
 
 def coming_and_going(layout: Layout, rounds: int) -> Scenario:
-    """So many processes join and are told to leave when they have joined."""
+    """So many processes join and are asked to leave when they have joined."""
     words = (f"steps={STEPS_A_ROUND * rounds}",)
 
     def check(folder: Path, references: References) -> Finished:

@@ -1,4 +1,4 @@
-"""Ranks that are told to leave, by SIGTERM, alone or while something else goes wrong. What they had to do and to keep
+"""Ranks that are asked to leave, by SIGTERM, alone or while something else goes wrong. What they had to do and to keep
 moves to the others first, so nothing is done again for them, and they are no losses.
 
     leaving((2, 2), (1,), seed=1)                   told while the job trains
@@ -60,7 +60,7 @@ def leaving(
 
 
 def leaving_in(loss: Loss) -> Scenario:
-    """The rank is told to leave in that phase of a step."""
+    """The rank is asked to leave in that phase of a step."""
     fault = f"faults=[{{step: {FIRST_STEP}, rank: {loss.rank}, kind: leave, phase: {loss.phase}}}]"
 
     def check(folder: Path, references: References) -> Finished:
@@ -92,6 +92,6 @@ def assert_left(run: Finished, undisturbed: Finished, ranks: Sequence[int], lost
     for event in (event for event in agreed if event.get("left")):
         assert event["steps_redone"] == 0 and not event["lost"], f"{event}, in {run.folder}"
     for entry in run.summary["left"]:
-        words = f"rank {entry['rank']} was told to leave, and left after step {entry['step']}"
+        words = f"rank {entry['rank']} was asked to leave, and left after step {entry['step']}"
         left = rf"ranks? [\d, -]*\b{entry['rank']}\b[\d, ]* left as asked; resumes at step "
         assert entry["cause"] == words and re.search(left, run.console), run.folder

@@ -127,7 +127,7 @@ def assert_whole(folder: Path) -> bool:
     return False
 
 
-def handing_back(layout: Layout, rank: int, seed: int) -> Scenario:
+def exporting(layout: Layout, rank: int, seed: int) -> Scenario:
     """A rank dies when the last step is committed, while the first rank collects the model, or a moment after."""
 
     def check(folder: Path, references: References) -> Finished:
@@ -148,7 +148,7 @@ def handing_back(layout: Layout, rank: int, seed: int) -> Scenario:
         assert not run.orphans
         return run
 
-    return Scenario("handing back", f"{cases.name_of(layout)}-rank{rank}-seed{seed}", check)
+    return Scenario("exporting", f"{cases.name_of(layout)}-rank{rank}-seed{seed}", check)
 
 
 def starting(layout: Layout, rank: int, seed: int) -> Scenario:

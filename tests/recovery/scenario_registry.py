@@ -23,7 +23,7 @@ from tests.recovery.lifecycle_faults import (
     all_copies,
     checkpointing,
     evaluating,
-    handing_back,
+    exporting,
     launcher,
     launcher_and_more,
     no_copies,
@@ -141,7 +141,7 @@ def specials() -> list[Scenario]:
         checkpointing((2, 2), 0, 12),
         checkpointing((2, 2), 1, 13),
         checkpointing((3, 2), 2, 14, every=1),
-        handing_back((2, 2), 3, 14),
+        exporting((2, 2), 3, 14),
         starting((2, 2), 2, 15),
         launcher((2, 2), 16, checkpoints=True),
         launcher((1, 3), 17, checkpoints=False),
@@ -212,7 +212,7 @@ def _moments(seed: int) -> list[Scenario]:
     for number in range(8):
         moment = seed * 1000 + number
         rank = number % 4
-        found += [make((2, 2), rank, moment) for make in (starting, evaluating, checkpointing, handing_back)]
+        found += [make((2, 2), rank, moment) for make in (starting, evaluating, checkpointing, exporting)]
         found.append(checkpointing((3, 2), rank, moment, every=1))
     for number, layout in enumerate(LAYOUTS):
         found += [launcher(layout, seed * 1000 + number, checkpoints) for checkpoints in (True, False)]

@@ -1,5 +1,5 @@
 """Storms: several blows from outside, of kinds, to processes and at moments that a seed draws, some before the last was
-recovered from: kills, short stops, SIGTERM to leave, processes that join and may be killed or told to leave in their
+recovered from: kills, short stops, SIGTERM to leave, processes that join and may be killed or asked to leave in their
 turn, beside a rank that is slow. A run whose last copy of something is gone goes back to a checkpoint. Every run that
 comes to its end has the bits of one rank that nothing ever happened to.
 
@@ -43,14 +43,14 @@ _KINDS = ("gpt", "gpt-bf16", "gpt-sgd", "two-tower", "resnet")
 
 @dataclass
 class Struck:
-    """Whom the blows met: ranks that are lost, and those that were told to leave."""
+    """Whom the blows met: ranks that are lost, and those that were asked to leave."""
 
     lost: set[int] = field(default_factory=set)
     told: set[int] = field(default_factory=set)
 
 
 def storm(seed: int) -> Scenario:
-    """One storm. One or more of the ranks that were started are never killed nor told to leave."""
+    """One storm. One or more of the ranks that were started are never killed nor asked to leave."""
     draw = random.Random(seed)
     layout, kind = LAYOUTS[seed % len(LAYOUTS)], _KINDS[seed % len(_KINDS) - seed // len(LAYOUTS) % len(_KINDS)]
     blows = _drawn(draw, ranks_of(layout))
@@ -130,7 +130,7 @@ def _strike(job: Job, joining: Joining, struck: Struck, blow: str, rank: int | N
 
 
 def _is_over(job: Job, joining: Joining, struck: Struck) -> bool:
-    """Whether all that come have come, and all that were told to leave have left."""
+    """Whether all that come have come, and all that were asked to leave have left."""
     there, left = joining.members(), set(left_as_told(job))
     come = all(each.was_killed or each.has_ended or each.rank in there for each in joining.joiners)
     told = struck.told | {each.rank for each in joining.joiners if each.was_told and not each.was_killed}

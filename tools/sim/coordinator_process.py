@@ -22,7 +22,7 @@ from tools.sim.job import PLANNER, info_of
 
 
 def all_but_leavers(register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
-    """Whoever was told to leave goes with the next stop."""
+    """Whoever was asked to leave goes with the next stop."""
     staying = tuple(rank for rank in register.members if rank not in leaving)
     return Following(staying, "") if leaving and staying else None
 

@@ -31,7 +31,7 @@ RANK_KINDS = (
     "stall",
 )  # fmt: skip
 PLANNED = ("join", "leave")
-"""What costs the job no step: a process asks to join, a rank is told to leave."""
+"""What costs the job no step: a process asks to join, a rank is asked to leave."""
 
 RESHAPE = "reshape"
 """Nor does this: a user wants `keep` lanes, up to three of them, of as many stages as `rank` says, up to two."""
@@ -61,11 +61,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `keep`: how many messages that event still leads to; `side`: ranks cut off, or told to leave,
+    """One fault. `keep`: how many messages that event still leads to; `side`: ranks cut off, or asked to leave,
     together.
 
     `lasts_s`: of what passes, and how long a rank has to leave. `told_s`: when the launcher reports the exit,
-    `UNTOLD_S` if nobody does; `dies`: whoever fell silent has died; not only one rank is told to leave.
+    `UNTOLD_S` if nobody does; `dies`: whoever fell silent has died; not only one rank is asked to leave.
     """
 
     kind: str

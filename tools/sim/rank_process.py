@@ -99,7 +99,7 @@ class RankProcess:
         self.rank = state.rank
         self.engine = Engine(self.rank, self, world.checker, rules.without)
         self.ended: str | None = None
-        self.left = False  # it was told to leave, and has
+        self.left = False  # it was asked to leave, and has
         self.hangs = self.update_will_fail = False
         self.aborted: Abort | None = None
         self._told: Abort | None = None  # the newest abort that a peer told of

@@ -70,7 +70,7 @@ MEND_S = 1.0
 """For one attempt of a rank to open its broken links, as in `worker/worker.py`."""
 
 LEAVES_S = 4.0
-"""A rank that was told to leave has so long, while faults go on, before the end of the schedule is looked for."""
+"""A rank that was asked to leave has so long, while faults go on, before the end of the schedule is looked for."""
 
 BLOCKED_S = 30.0
 """After this time a user looks after a rank that the job waits for."""

@@ -68,7 +68,7 @@ from elaswave_fx.control.protocol.rank_state import (
     StepLeft,
 )
 from elaswave_fx.control.protocol.replica_sync import ReplicaSync
-from elaswave_fx.control.protocol.types import HANDING_BACK, Activation, Certificate, Version
+from elaswave_fx.control.protocol.types import EXPORTING, Activation, Certificate, Version
 from elaswave_fx.control.wire import ControlAddress, RankSocket
 from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.scheduling import answer_soon
@@ -134,7 +134,7 @@ class Agent:
         self._leave_signal: signal.Signals | None = None
         self._warnings: tuple[signal.Signals, ...] = ()
         self._grace_s, self._orders = 0.0, 0  # `_orders`: number of leave signals received
-        self._hands_back = False
+        self._exports = False
         self._look_s = LINKS_S  # time until the next check of links
         self._starts_s: float | None = None  # when this rank starts a coordinator, if none appears before
 
@@ -216,9 +216,9 @@ class Agent:
     def report_sync(self, sync: ReplicaSync) -> None:
         self._say_to_thread(sync)
 
-    def hand_back(self, begins: bool = True) -> None:
+    def export(self, begins: bool = True) -> None:
         """Begin or end the export of the model, during which there are no steps for a planned stop."""
-        self._hands_back = begins
+        self._exports = begins
 
     def report_and_wait(self, holdings: Holdings, suspect: Rank | None) -> Decision:
         """Report what is in memory and wait for the decision, without a timeout."""
@@ -273,7 +273,7 @@ class Agent:
             if time.monotonic() >= next_s:
                 orphaned = self._orphaned(again_s is None)
                 progress = self._progress()
-                phase = f"{HANDING_BACK}: {progress.phase}" if self._hands_back else progress.phase
+                phase = f"{EXPORTING}: {progress.phase}" if self._exports else progress.phase
                 self._feed(socket, HeartbeatDue(replace(progress, phase=phase), orphaned))
                 self._look_for_coordinator(orphaned and again_s is not None, time.monotonic())
                 next_s = time.monotonic() + (HEARTBEAT_S if self._state.closes_by_s is None else HEARTBEAT_S / 5)

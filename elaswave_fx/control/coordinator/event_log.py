@@ -78,7 +78,7 @@ def log_line(event: Event) -> str:
         case Agreed():
             return f"epoch {event.epoch}: {_why(event)}"
         case CannotLeave():
-            return f"rank {event.rank} was told to leave, and cannot: {event.reason}"
+            return f"rank {event.rank} was asked to leave, and cannot: {event.reason}"
         case Over():
             return f"the job is over: {event.reason}"
         case Superseded():

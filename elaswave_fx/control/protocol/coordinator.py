@@ -77,7 +77,7 @@ from elaswave_fx.control.protocol.transition import (
     propose,
     review,
 )
-from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Report, Stamp, Term, Version, hands_back
+from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Report, Stamp, Term, Version, exports
 from elaswave_fx.plan.work.topology import Rank
 
 __all__ = [
@@ -407,7 +407,7 @@ def _watch(state: Coordinator, now_s: float) -> Result:
     here = [detector.heard[rank].heartbeat for rank in members if rank in detector.heard]
     if len(here) < len(members) or any(heartbeat.epoch != register.epoch for heartbeat in here):
         return state, ()
-    if any(hands_back(heartbeat.phase) for heartbeat in here):
+    if any(exports(heartbeat.phase) for heartbeat in here):
         return state, ()  # no step follows for a planned stop
     after = Version(max(heartbeat.version for heartbeat in here) + state.timeouts.ahead)
     queue = joiners(state, now_s)

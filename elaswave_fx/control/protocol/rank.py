@@ -345,10 +345,12 @@ def _close_if_flushed(state: RankState, now_s: float) -> Result:
 def _on_leave_asked(state: RankState, event: LeaveAsked, now_s: float) -> Result:
     """Start to drain: report it immediately and with every heartbeat. A process that is no member yet just leaves."""
     if state.leaves_by_s is not None:
-        return state, (EndProcess(f"rank {state.rank}: was told to leave once more: it ends at once, and is lost"),)
+        return state, (
+            EndProcess(f"rank {state.rank}: was asked to leave a second time: it ends at once and counts as failed"),
+        )
     state = replace(state, leaves_by_s=now_s + event.grace_s)
     if state.joining:
-        return _end(state, Left(f"rank {state.rank} was told to leave, before it was a member"))
+        return _end(state, Left(f"rank {state.rank} was asked to leave, before it was a member"))
     return state, () if state.excluded else (Send(COORDINATOR, heartbeat(state)),)
 
 
@@ -422,7 +424,7 @@ def _exclude(state: RankState) -> Result:
     if state.joining:
         return state, ()
     if state.leaves_by_s is not None:
-        reason = f"rank {state.rank} was told to leave, and left after step {state.committed.version - 1}"
+        reason = f"rank {state.rank} was asked to leave, and left after step {state.committed.version - 1}"
         return _end(replace(state, stopped=True), Left(reason))
     return _end(replace(state, stopped=True), Excluded(f"the job went on without rank {state.rank}"))
 

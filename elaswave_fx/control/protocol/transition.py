@@ -15,7 +15,7 @@ from elaswave_fx.control.protocol.decide import Blocked, Proceed, unreachable, w
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.messages import Prepare, Send
 from elaswave_fx.control.protocol.register import Register, Swap
-from elaswave_fx.control.protocol.types import SEED, STOPPED, Ballot, Certificate, Stamp, Version, hands_back
+from elaswave_fx.control.protocol.types import SEED, STOPPED, Ballot, Certificate, Stamp, Version, exports
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank
@@ -188,7 +188,7 @@ def _comes_too_late(state: Coordinator) -> bool:
     assert state.register is not None and state.stop_after is not None
     members, heard = state.register.members, state.detector.heard
     last = (heard[rank].heartbeat for rank in members if rank in heard)
-    before = any(hands_back(each.phase) and each.version < state.stop_after for each in last)
+    before = any(exports(each.phase) and each.version < state.stop_after for each in last)
     return before and state.reports.keys().isdisjoint(members)
 
 

@@ -23,14 +23,14 @@ Term = NewType("Term", int)
 STOPPED = "stopped"
 """The heartbeat phase of a rank that has left its step and waits for the next epoch."""
 
-HANDING_BACK = "hands back"
+EXPORTING = "exports"
 """Prefix of the heartbeat phase of a rank that takes no more steps: it writes the last checkpoint and exports the
 model. The rest of the text changes with its progress."""
 
 
-def hands_back(phase: str) -> bool:
+def exports(phase: str) -> bool:
     """Whether a rank in this phase takes no more steps."""
-    return phase.startswith(HANDING_BACK)
+    return phase.startswith(EXPORTING)
 
 
 class Stamp(NamedTuple):

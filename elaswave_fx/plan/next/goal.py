@@ -111,11 +111,11 @@ def carries(before: Plan, following: Plan, reshape: ReshapeRequest) -> bool:
 
 def aim_words(before: Plan, following: Plan) -> str:
     """The purpose of the planned reconfiguration between these plans, as a clause."""
-    which = "the lanes that were asked for" if _comes_as_asked(following) else "other lanes"
+    which = "the requested layout" if _comes_as_asked(following) else "another layout"
     if following.lanes != before.lanes:
-        return f"{which} are taken"
+        return f"{which} is taken"
     if following.goal is not None and following.goal != before.goal:
-        return f"copies begin for {which}"
+        return f"replicas begin to sync for {which}"
     return "owners move"
 
 
@@ -136,7 +136,7 @@ def why_never(plan: Plan, reshape: ReshapeRequest) -> str | None:
 def why_nothing_follows(plan: Plan, reshape: ReshapeRequest, count: int) -> str:
     """Why a valid reshape leads to no other plan. Ranks may leave before it can be carried out."""
     if reshape.is_best:
-        return f"no other lanes are known that make steps {WORTH - 1:.0%} shorter"
+        return f"no other layout is known that makes steps {WORTH - 1:.0%} shorter"
     goal = reshape_target(plan, reshape, count)
     short = None if goal is None else _without_room(plan, goal)
     if short is not None:
