@@ -24,10 +24,10 @@ EXPECTED_RECORDS = 2
 
 LATE_RECORDS = 4
 """Records of a box that an owner has sent behind its state may be so many steps late at its vote (`kLateSteps` in
-native/exec/state/state_copies.cc). That of the next step is made before the next vote."""
+native/exec/state/replica_sync.cc). That of the next step is made before the next vote."""
 
 UNDER_WAY_BYTES = 4 << 20
-"""States that an owner sends at once, but for the last of them (`kCopiedAtOnce` in exec/state/state_copies.cc). An
+"""States that an owner sends at once, but for the last of them (`kCopiedAtOnce` in exec/state/replica_sync.cc). An
 update leaves them alone and writes new ones, so that there are two of each meanwhile."""
 
 

@@ -24,10 +24,11 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
       values_(transfers_),
       machine_(spec_.rank, spec_.copy_mode),
       buckets_(machine_, transfers_, spec_.exact),
-      shards_(machine_, transfers_, buckets_, updates_,
-              {std::bind_front(&Engine::update, this), [this](const BoxSpec& box) { return state_tensors(box); }},
-              spec_.exact) {
-  shards_.set_record_type(spec_.record_dtype);
+      shards_(
+          machine_, transfers_, buckets_, updates_, std::bind_front(&Engine::update, this),
+          [this](const commit::Actions& actions) { perform(actions); }, spec_.exact, spec_.record_dtype),
+      replica_sync_(machine_, transfers_, shards_, std::bind_front(&Engine::state_tensors, this),
+                    [this](const commit::Actions& actions) { perform(actions); }) {
   link(spec_);
   machine_.restart(version);
   apply(machine_.install(transfers_.generation(), spec_.world, roles_of(spec_)), {});
@@ -48,7 +49,7 @@ std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_
   transfers_.drop();  // of copies that were on their way
   spec_ = std::move(next);
   apply(roles, std::move(memories));
-  if (restart_at) shards_.perform(machine_.restart(*restart_at));
+  if (restart_at) perform(machine_.restart(*restart_at));
   return machine_.stale_buckets();
 }
 
@@ -77,7 +78,8 @@ void Engine::apply(const commit::Actions& roles, BucketMemories memories) {
   buckets_.install(spec_.buckets, std::move(memories));
   updates_.install(spec_.buckets, spec_.updates, spec_.granule);
   shards_.install(spec_.boxes);
-  shards_.perform(roles);
+  replica_sync_.install();
+  perform(roles);
   values_.reset(spec_.values, spec_.schedule.micro_batches);
   resolved_.clear();
   for (const auto& [id, unit] : spec_.units) resolved_.emplace(id, resolve(unit));
@@ -154,9 +156,9 @@ Holdings Engine::holdings() const {
   found.pending = machine_.pending();
   found.votes = votes_;
   found.last_committed = last_committed_;
-  found.copied_bytes = shards_.copied_bytes();
-  found.sent_at_once = shards_.sent_at_once();
-  found.behind_peak = shards_.behind_peak();
+  found.copied_bytes = replica_sync_.copied_bytes();
+  found.sent_at_once = replica_sync_.sent_at_once();
+  found.behind_peak = replica_sync_.behind_peak();
   return found;
 }
 
@@ -180,6 +182,7 @@ void Engine::load(BoxId box, const at::Tensor& master, const std::vector<at::Ten
                     " state tensors, not " + std::to_string(state.size()));
   }
   shards_.load(box, master, state);
+  replica_sync_.forget(box);
 }
 
 void Engine::load(const std::string& name, const at::Tensor& value) {
@@ -200,10 +203,10 @@ bool Engine::intact(BoxId box) const {
 void Engine::replicate(const std::vector<CopyTask>& tasks) {
   for (const CopyTask& task : tasks) {
     expect(task.box);
-    if (task.target == spec_.rank) shards_.perform(machine_.expect_state(task.box));
-    if (task.source == spec_.rank) shards_.perform(machine_.send_state(task.box, task.target));
+    if (task.target == spec_.rank) perform(machine_.expect_state(task.box));
+    if (task.source == spec_.rank) perform(machine_.send_state(task.box, task.target));
   }
-  shards_.send_states();
+  replica_sync_.send_states();
 }
 
 }  // namespace elaswave::exec

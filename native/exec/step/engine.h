@@ -47,6 +47,7 @@
 #include "exec/state/buckets.h"
 #include "exec/state/buffer_updates.h"
 #include "exec/state/optimizer.h"
+#include "exec/state/replica_sync.h"
 #include "exec/state/shard_store.h"
 #include "exec/state/tables.h"
 #include "exec/step/values.h"
@@ -121,7 +122,7 @@ struct Holdings {
   std::optional<StepResult> last_committed;  // also when `step` threw after it committed (its timings end there)
   std::uint64_t copied_bytes = 0;            // sent for copies so far: records, states, their headers
   std::uint64_t sent_at_once = 0;            // since `install`: bytes of states under way to others, at most
-  std::uint64_t behind_peak = 0;             // and of states that come, with their records; see shard_store.h
+  std::uint64_t behind_peak = 0;             // and of states that come, with their records; see replica_sync.h
 };
 
 // Where a step stands.
@@ -211,6 +212,10 @@ class Engine {
     UnitProgram *backward_inputs = nullptr, *backward_weights = nullptr;
   };
 
+  // perform.cc
+  void perform(const commit::Actions& actions);
+  void perform(const commit::Action& action);
+
   // engine.cc
   Names names() const;
   void link(const EngineSpec& spec);
@@ -246,6 +251,7 @@ class Engine {
   void begin(std::int64_t step_index, const Tensors& inputs, double deadline_s);
   void run(const StepList& list, StepResult* result);
   void execute(const Step& step, bool train);
+  ExactTotal wait_ready();
   void vote();
   void check_copies(const commit::Actions& cast) const;
   void all_gather_votes(const std::vector<std::uint64_t>& words, const std::map<RankId, std::size_t>& peers,
@@ -275,6 +281,7 @@ class Engine {
   Buckets buckets_;
   BufferUpdates updates_;
   ShardStore shards_;
+  ReplicaSync replica_sync_;
   std::map<ProgramId, Optimizer> optimizers_;  // made when they are used
   std::map<UnitId, ResolvedUnit> resolved_;
   // A lost rank and an abort end a step between two operators: a unit takes milliseconds.
