@@ -5,7 +5,7 @@ checks; what these classes are called here is therefore the encoding. Programs a
 
     spec = engine_spec(job, plan, rank)          job: what stays the same in every plan
     engine = _native.Engine(spec, endpoint, artifact.programs, tensors)
-    engine.install(engine_spec(job, next_plan, rank))
+    engine.install(_native.NextSpec(engine_spec(job, next_plan, rank)))
 """
 
 from __future__ import annotations

@@ -34,20 +34,22 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
   apply(machine_.install(transfers_.generation(), spec_.world, roles_of(spec_)), {});
 }
 
-EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
+void Engine::prepare(NextSpec& next, const Tensors& tensors) {
   tables_.add(tensors);
-  EngineSpec next = read_spec(spec, names());
-  check_successor(spec_, next);
-  link(next);
-  return next;
+  const Data* const unread = next.unread();
+  if (unread == nullptr) return;
+  EngineSpec spec = read_spec(*unread, names());
+  check_successor(spec_, spec);
+  link(spec);
+  next.set_read(std::move(spec));
 }
 
-std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at,
-                                      BucketMemories memories) {
-  buckets_.check(memories);
-  const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
+std::vector<BucketId> Engine::install(NextSpec& next, std::optional<std::int64_t> restart_at) {
+  prepare(next, {});
+  auto [spec, memories] = next.take();
+  const commit::Actions roles = machine_.install(transfers_.generation(), spec.world, roles_of(spec));
   transfers_.drop();  // of copies that were on their way
-  spec_ = std::move(next);
+  spec_ = std::move(spec);
   apply(roles, std::move(memories));
   if (restart_at) perform(machine_.restart(*restart_at));
   return machine_.stale_buckets();

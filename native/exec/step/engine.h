@@ -50,6 +50,7 @@
 #include "exec/state/replica_sync.h"
 #include "exec/state/shard_store.h"
 #include "exec/state/tables.h"
+#include "exec/step/next_spec.h"
 #include "exec/step/values.h"
 
 namespace elaswave::exec {
@@ -153,15 +154,16 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // The spec of another plan as `install` takes it over, its programs linked; between steps. `tensors`: tables that
-  // were not given before. Nothing that computes changes. Throws ExecError for a spec, or a program, that breaks a
-  // rule.
-  EngineSpec prepare(const Data& spec, const Tensors& tensors);
+  // Reads and checks what `install` will take over, and links its programs; between steps. `tensors`: tables that were
+  // not given before. Nothing that computes changes; what was read before is left alone. Throws ExecError for a spec,
+  // or a program, that breaks a rule.
+  void prepare(NextSpec& next, const Tensors& tensors);
   // Another plan, between steps, with no transfer of a step under way and no step pending: roles, groups, units,
   // schedule. Copies on their way are given up. What stays as it was is left alone; a state without a role is dropped.
-  // `next`: what `prepare` gave. `restart_at`: all state goes, to be loaded as it was after so many steps. `memories`:
-  // see `Buckets::install`. Returns the buckets whose working copy is stale or new.
-  std::vector<BucketId> install(EngineSpec next, std::optional<std::int64_t> restart_at, BucketMemories memories = {});
+  // `next`: is prepared if it was not. `restart_at`: all state goes, to be loaded as it was after so many steps.
+  // Returns the buckets whose working copy is stale or new. Throws ExecError, and nothing has changed, for a spec that
+  // breaks a rule or was taken over before.
+  std::vector<BucketId> install(NextSpec& next, std::optional<std::int64_t> restart_at);
 
   // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's
   // inputs after grad_scale. Throws as said above.
