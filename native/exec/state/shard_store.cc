@@ -39,7 +39,7 @@ void ShardStore::install(const std::vector<BoxSpec>& specs) {
   owned_buckets_.clear();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const RankId owner = machine_.roles(BoxId::at(i)).owner;
-    if (owned.emplace(owner, specs[i].bucket).second) ++owned_buckets_[owner];
+    if (owned.emplace(owner, specs[i].bucket()).second) ++owned_buckets_[owner];
     boxes_[i].spec = specs[i];
   }
   runs_.assign(specs.size(), Run());
@@ -48,7 +48,7 @@ void ShardStore::install(const std::vector<BoxSpec>& specs) {
 
 std::string ShardStore::place(BoxId id) const {
   const BoxSpec& box = spec(id);
-  return "box " + std::to_string(id.value()) + " (bucket " + buckets_.spec(box.bucket).name + " [" +
+  return "box " + std::to_string(id.value()) + " (bucket " + buckets_.spec(box.bucket()).name + " [" +
          std::to_string(box.lo) + ", " + std::to_string(box.hi) + "))";
 }
 
@@ -69,7 +69,7 @@ bool ShardStore::intact(BoxId id) const {
 std::map<BucketId, Digest> ShardStore::owned_digests() const {
   std::map<BucketId, Digest> digests;
   for (const BoxId box : all_ids<BoxId>(size())) {
-    if (machine_.owns(box)) digests[spec(box).bucket] += at(box).state.digest;
+    if (machine_.owns(box)) digests[spec(box).bucket()] += at(box).state.digest;
   }
   return digests;
 }
@@ -77,11 +77,11 @@ std::map<BucketId, Digest> ShardStore::owned_digests() const {
 // --- Gradients: parts, sums
 
 ShardStore::Elements ShardStore::elements_of(commit::BoxRange boxes) const {
-  return {spec(boxes.first).bucket, spec(boxes.first).lo, spec(boxes.last()).hi};
+  return {spec(boxes.first).bucket(), spec(boxes.first).lo, spec(boxes.last()).hi};
 }
 
 at::Tensor ShardStore::own_part(commit::BoxRange boxes) const {
-  if (are_buffers(boxes)) return gradients_[spec(boxes.first).bucket.index()];
+  if (are_buffers(boxes)) return gradients_[spec(boxes.first).bucket().index()];
   const Elements elements = elements_of(boxes);
   return gradients_[elements.bucket.index()].narrow(0, elements.lo, elements.numel());
 }
@@ -114,7 +114,7 @@ void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
 
 void ShardStore::expect_part(commit::BoxRange boxes, RankId reader) {
   const std::int64_t numel =
-      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket, reader) : elements_of(boxes).numel();
+      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket(), reader) : elements_of(boxes).numel();
   Part part{reader, boxes, host_empty({numel}, are_exact(boxes) ? at::kDouble : at::kFloat), {}, {}, {}};
   const auto expect = [&](const at::Tensor& tensor, std::uint64_t kind) {
     part.receives.push_back(transfers_.receive(tensor, reader, tag_of(kind, boxes.first.index())));
@@ -208,7 +208,7 @@ at::Tensor ShardStore::ordered_total(commit::BoxRange boxes) const {
 
 at::Tensor ShardStore::total_of_granules(commit::BoxRange boxes) const {
   const at::Tensor own = own_part(boxes);
-  return updates_.record(spec(boxes.first).bucket, [&](RankId reader) -> const at::Tensor& {
+  return updates_.record(spec(boxes.first).bucket(), [&](RankId reader) -> const at::Tensor& {
     return reader == transfers_.rank() ? own : part_of(boxes.first, reader);
   });
 }
@@ -246,7 +246,7 @@ void ShardStore::wait_sends() {
 
 at::Tensor ShardStore::empty_record(commit::BoxRange boxes) const {
   const std::int64_t numel =
-      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket) : elements_of(boxes).numel();
+      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket()) : elements_of(boxes).numel();
   return host_empty({numel}, record_type(boxes));
 }
 
@@ -279,7 +279,7 @@ void ShardStore::set_hyper(const Hyper& hyper) {
 
 void ShardStore::update(BoxId id, std::int64_t version) {
   Box& box = at(id);
-  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket);  // they read what is written afterwards
+  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket());  // they read what is written afterwards
   const at::Tensor gradient = std::exchange(box.gradient, at::Tensor());
   try {
     rule_(box.spec, box.state, gradient, hypers_.at(version));
@@ -293,8 +293,8 @@ void ShardStore::update(BoxId id, std::int64_t version) {
 
 void ShardStore::write_parameters(BoxId id) {
   Box& box = at(id);
-  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket);
-  buckets_.write(box.spec.bucket, box.spec.lo, box.state.master);
+  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket());
+  buckets_.write(box.spec.bucket(), box.spec.lo, box.state.master);
 }
 
 // The own piece of the working copy, or what it would be.

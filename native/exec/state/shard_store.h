@@ -160,7 +160,7 @@ class ShardStore {
   Run& run_at(BoxId first) { return runs_[first.index()]; }
   Elements elements_of(commit::BoxRange boxes) const;
   // Whether they are buffers, of which ranks contribute what their granules yield (buffer_updates.h), and no gradient.
-  bool are_buffers(commit::BoxRange boxes) const { return updates_.changes(spec(boxes.first).bucket); }
+  bool are_buffers(commit::BoxRange boxes) const { return updates_.changes(spec(boxes.first).bucket()); }
   bool are_exact(commit::BoxRange boxes) const { return exact_ && !are_buffers(boxes); }
   at::Tensor own_part(commit::BoxRange boxes) const;
   void take_part(Part& part);

@@ -11,7 +11,11 @@ namespace elaswave::exec {
 namespace {
 
 // Who does what with each box, as the commit machine takes it.
-std::vector<commit::BoxRoles> roles_of(const EngineSpec& spec) { return {spec.boxes.begin(), spec.boxes.end()}; }
+std::vector<commit::BoxRoles> roles_of(const EngineSpec& spec) {
+  std::vector<commit::BoxRoles> roles;
+  for (const BoxSpec& box : spec.boxes) roles.push_back(box.roles);
+  return roles;
+}
 
 }  // namespace
 
@@ -132,7 +136,7 @@ void Engine::expect(BoxId box) const {
 }
 
 std::size_t Engine::state_tensors(const BoxSpec& box) const {
-  const std::optional<ProgramId> optimizer = buckets_.spec(box.bucket).optimizer;
+  const std::optional<ProgramId> optimizer = buckets_.spec(box.bucket()).optimizer;
   return optimizer ? programs_.spec(*optimizer).outputs.size() - 1 : 0;
 }
 

@@ -377,7 +377,7 @@ void Engine::compute_clip(double square) {
 void Engine::check_hyper(const Hypers& hyper) const {
   for (const BoxId box : all_ids<BoxId>(shards_.size())) {
     if (!machine_.owns(box) && !machine_.holds(box)) continue;
-    const BucketSpec& bucket = buckets_.spec(shards_.spec(box).bucket);
+    const BucketSpec& bucket = buckets_.spec(shards_.spec(box).bucket());
     if (!bucket.optimizer) continue;
     const ProgramSpec& program = programs_.spec(*bucket.optimizer);
     const std::size_t group = bucket.hyper_group;
@@ -391,7 +391,7 @@ void Engine::check_hyper(const Hypers& hyper) const {
 }
 
 void Engine::update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient, const Hyper& hyper) {
-  const BucketSpec& bucket = buckets_.spec(box.bucket);
+  const BucketSpec& bucket = buckets_.spec(box.bucket());
   if (!bucket.optimizer) return updates_.apply(programs_, box, state, gradient);
   Optimizer& optimizer = optimizers_.try_emplace(*bucket.optimizer, programs_.linked(*bucket.optimizer)).first->second;
   optimizer.update(box, state, gradient, hyper[bucket.hyper_group]);
