@@ -362,20 +362,13 @@ class Progress:
     def awaited(self) -> int | None: ...
 
 @final
-class PlainData:
-    """A spec in the engine's format, made ahead by any thread."""
+class NextSpec:
+    """The spec of a plan for an engine: made by any thread, read by the engine between steps, installed once.
 
-    def __init__(self, object: EngineSpec) -> None: ...
+    `ahead`: (indices of) buckets that the rank will read, whose memory is made now.
+    """
 
-@final
-class PreparedSpec:
-    """A spec that an engine has read and can install once."""
-
-@final
-class BucketMemory:
-    """Memory for a rank's working copy of a bucket, made ahead by any thread."""
-
-    def __init__(self, numel: int, dtype: str, exact: bool) -> None: ...
+    def __init__(self, spec: EngineSpec, ahead: Sequence[int] = ()) -> None: ...
 
 @final
 class Engine:
@@ -383,19 +376,14 @@ class Engine:
 
     def __init__(
         self,
-        spec: EngineSpec | PlainData,
+        spec: EngineSpec,
         endpoint: Endpoint | None,
         programs: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
         version: int = 0,
     ) -> None: ...
-    def prepare(self, spec: EngineSpec | PlainData, tensors: Mapping[str, Tensor] = {}) -> PreparedSpec: ...
-    def install(
-        self,
-        spec: EngineSpec | PlainData | PreparedSpec,
-        restart_at: int | None = None,
-        memories: Mapping[int, BucketMemory] = {},
-    ) -> list[int]: ...
+    def prepare(self, next: NextSpec, tensors: Mapping[str, Tensor] = {}) -> None: ...
+    def install(self, next: NextSpec, restart_at: int | None = None) -> list[int]: ...
     def step(
         self, step_index: int, inputs: Mapping[str, Tensor], hyper: Sequence[Sequence[float]], options: StepOptions
     ) -> StepResult: ...

@@ -23,7 +23,7 @@ from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices.emulated import Kernels
 from elaswave_fx.optim.optimizer import Optimizer
-from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineJob, engine_spec
+from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineJob, EngineSpec, engine_spec
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition_memory import made_ahead
 from elaswave_fx.plan.work.box import numbered
@@ -64,7 +64,7 @@ class RankEngine:
         spec = self._spec(plan)
         self._given = spec.tables
         programs = {**job.artifact.programs, UPDATE: update}
-        self.native = _native.Engine(spec.data, endpoint, programs, self._tensors(self._given), version)
+        self.native = _native.Engine(spec, endpoint, programs, self._tensors(self._given), version)
         self.load_initial()
         for bucket in job.artifact.buckets:
             if rank in plan.groups[bucket.name]:
@@ -72,12 +72,12 @@ class RankEngine:
 
     def precompute(self, plan: Plan) -> None:
         """Prepare the input of `install` for a plan; on any thread, at any time."""
-        self._precomputed = _Precomputed(plan, self._spec(plan), self._memories(plan))
+        self._precomputed = self._next(plan, made_ahead(self.plan, plan, self._rank))
 
     def prepare(self) -> None:
         """Have the runtime read the precomputed spec, if any; between two steps."""
         if self._precomputed is not None:
-            self._precomputed = self._precomputed._replace(spec=self._prepared(self._precomputed.spec))
+            self._read(self._precomputed)
 
     def install(self, plan: Plan, restart_at: int | None = None) -> frozenset[int]:
         """Install a plan, between steps and without a transfer in progress. Return the (indices of) buckets whose
@@ -87,28 +87,24 @@ class RankEngine:
         """
         precomputed, self._precomputed = self._precomputed, None
         if precomputed is None or precomputed.plan is not plan:
-            precomputed = _Precomputed(plan, self._spec(plan), {})
-        stale = self.native.install(self._prepared(precomputed.spec).data, restart_at, precomputed.memories)
+            precomputed = self._next(plan, [])
+        self._read(precomputed)
+        stale = self.native.install(precomputed.spec, restart_at)
         self.plan = plan
         return frozenset(stale)
 
-    def _spec(self, plan: Plan) -> _Spec:
+    def _spec(self, plan: Plan) -> EngineSpec:
         kernels = self._kernels(plan, self._rank) if self._kernels is not None else None
-        spec = engine_spec(self._job, plan, self._rank, kernels)
-        return _Spec(_native.PlainData(spec), spec.tables)
+        return engine_spec(self._job, plan, self._rank, kernels)
 
-    def _memories(self, plan: Plan) -> dict[int, _native.BucketMemory]:
-        """Memory for the buckets of units that move to this rank."""
-        buckets, exact = self._job.artifact.buckets, plan.workload.options.exact
-        made = made_ahead(self.plan, plan, self._rank)
-        return {index: _native.BucketMemory(buckets[index].numel, buckets[index].dtype, exact) for index in made}
+    def _next(self, plan: Plan, ahead: list[int]) -> _Precomputed:
+        spec = self._spec(plan)
+        return _Precomputed(plan, _native.NextSpec(spec, ahead), spec.tables)
 
-    def _prepared(self, spec: _Spec | _Prepared) -> _Prepared:
-        if isinstance(spec, _Prepared):
-            return spec
-        read = self.native.prepare(spec.data, self._tensors(spec.tables - self._given))
-        self._given |= spec.tables
-        return _Prepared(read)
+    def _read(self, precomputed: _Precomputed) -> None:
+        """Have the runtime read the spec, with the tensors that it has not been given; a second call does nothing."""
+        self.native.prepare(precomputed.spec, self._tensors(precomputed.tables - self._given))
+        self._given |= precomputed.tables
 
     def load_initial(self) -> None:
         """Load this rank's boxes with the initial state."""
@@ -146,25 +142,12 @@ class RankEngine:
         }
 
 
-class _Spec(NamedTuple):
-    """An engine spec for the runtime, and the names of the tensors that it needs."""
-
-    data: _native.PlainData
-    tables: frozenset[str]
-
-
-class _Prepared(NamedTuple):
-    """An engine spec that the runtime has read."""
-
-    data: _native.PreparedSpec
-
-
 class _Precomputed(NamedTuple):
-    """The prepared parts of installing a plan; `memories`: by bucket."""
+    """A plan, its spec for the runtime, and the names of the tensors that the spec needs."""
 
     plan: Plan
-    spec: _Spec | _Prepared
-    memories: Mapping[int, _native.BucketMemory]
+    spec: _native.NextSpec
+    tables: frozenset[str]
 
 
 def engine_job(config: Config, artifact: Artifact) -> EngineJob:

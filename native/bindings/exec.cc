@@ -16,7 +16,6 @@
 #include "bindings/bindings.h"
 #include "bindings/plain_data.h"
 #include "exec/program/read_program.h"
-#include "exec/spec/names.h"
 #include "exec/step/engine.h"
 
 namespace py = pybind11;
@@ -65,47 +64,15 @@ std::vector<exec::ProgramSpec> programs_of(const py::dict& named) {
   return programs;
 }
 
-// Plain data that was made before it is needed.
-struct PlainData {
-  exec::Data data;
-};
-
-// That of an object; what was made before is not copied.
-class DataOf {
- public:
-  explicit DataOf(const py::handle& object)
-      : made_before_(py::isinstance<PlainData>(object) ? &py::cast<const PlainData&>(object).data : nullptr) {
-    if (made_before_ == nullptr) made_now_ = plain_data(object);
-  }
-  const exec::Data& get() const { return made_before_ != nullptr ? *made_before_ : made_now_; }
-
- private:
-  const exec::Data* made_before_;
-  exec::Data made_now_;
-};
-
 std::unique_ptr<Engine> make_engine(const py::handle& spec, std::shared_ptr<comm::Endpoint> endpoint,
                                     const py::dict& programs, const exec::Tensors& tensors, std::int64_t version) {
-  return std::make_unique<Engine>(DataOf(spec).get(), std::move(endpoint), programs_of(programs), tensors, version);
+  return std::make_unique<Engine>(plain_data(spec), std::move(endpoint), programs_of(programs), tensors, version);
 }
 
-// A spec that an engine has read, until it takes it over.
-struct PreparedSpec {
-  std::optional<exec::EngineSpec> spec;
-};
-
-PreparedSpec prepare(Engine& engine, const py::handle& spec, const exec::Tensors& tensors) {
-  return {engine.prepare(DataOf(spec).get(), tensors)};
-}
-
-std::vector<BucketId> install(Engine& engine, const py::handle& spec, std::optional<std::int64_t> restart_at,
-                              const exec::BucketMemories& memories) {
-  if (!py::isinstance<PreparedSpec>(spec)) {
-    return engine.install(engine.prepare(DataOf(spec).get(), {}), restart_at, memories);
-  }
-  std::optional<exec::EngineSpec> prepared = std::exchange(py::cast<PreparedSpec&>(spec).spec, std::nullopt);
-  if (!prepared) throw ExecError("install: this spec has been taken over before");
-  return engine.install(std::move(*prepared), restart_at, memories);
+std::unique_ptr<exec::NextSpec> make_next_spec(const py::handle& spec, const std::vector<BucketId>& ahead) {
+  exec::Data data = plain_data(spec);
+  const py::gil_scoped_release release;
+  return std::make_unique<exec::NextSpec>(std::move(data), ahead);
 }
 
 // A vote is bytes in Python: only the ledger looks into it.
@@ -262,23 +229,16 @@ void bind_state(py::module_& module) {
 
 void bind_engine(py::module_& module) {
   using State = const std::vector<at::Tensor>&;
-  py::class_<PlainData>(module, "PlainData", "A spec as the engine reads it, made before it is needed; any thread.")
-      .def(py::init([](const py::handle& object) { return PlainData{plain_data(object)}; }), py::arg("object"));
-  py::class_<PreparedSpec>(module, "PreparedSpec", "A spec that an engine has read; it takes it over once.");
-  py::class_<exec::BucketMemory>(module, "BucketMemory",
-                                 "What a rank computes with of a bucket, made before it reads it; any thread.")
-      .def(py::init([](std::int64_t numel, const std::string& dtype, bool exact) {
-             return exec::BucketMemory(numel, exec::dtype_from(dtype), exact);
-           }),
-           py::arg("numel"), py::arg("dtype"), py::arg("exact"), Released());
+  py::class_<exec::NextSpec>(module, "NextSpec",
+                             "What an engine goes over to: made by any thread, read between steps, installed once.")
+      .def(py::init(&make_next_spec), py::arg("spec"), py::arg("ahead") = std::vector<BucketId>());
   py::class_<Engine>(
       module, "Engine",
       "One rank's state and the interpreter of its step program. One thread at a time; see exec/step/engine.h.")
       .def(py::init(&make_engine), py::arg("spec"), py::arg("endpoint").none(true), py::arg("programs"),
            py::arg("tensors"), py::arg("version") = 0)
-      .def("prepare", &prepare, py::arg("spec"), py::arg("tensors") = exec::Tensors())
-      .def("install", &install, py::arg("spec"), py::arg("restart_at") = py::none(),
-           py::arg("memories") = exec::BucketMemories())
+      .def("prepare", &Engine::prepare, py::arg("next"), py::arg("tensors") = exec::Tensors())
+      .def("install", &Engine::install, py::arg("next"), py::arg("restart_at") = py::none())
       .def("step", &Engine::step, py::arg("step_index"), py::arg("inputs"), py::arg("hyper"), py::arg("options"),
            Released())
       .def("evaluate", &Engine::evaluate, py::arg("step_index"), py::arg("inputs"), py::arg("deadline_s"), Released())

@@ -96,7 +96,7 @@ double update_seconds(const py::dict& data, const std::vector<float>& numbers, s
   const exec::BelowAutogradGuard guard;
   exec::Optimizer optimizer(program);
   exec::BoxSpec box;
-  box.bucket = BucketId(0);
+  box.roles.bucket = BucketId(0);
   box.hi = elements;
   const auto ones = [elements] { return exec::host_empty({elements}, at::kFloat).fill_(1.0F); };
   std::vector<at::Tensor> tensors;

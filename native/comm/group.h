@@ -36,7 +36,6 @@ class Group {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   int index() const { return index_; }
-  int rank_of(int member) const { return ranks_.at(static_cast<std::size_t>(member)); }
   const std::vector<int>& ranks() const { return ranks_; }
   std::uint32_t id() const { return id_; }
   std::uint32_t generation() const { return generation_; }

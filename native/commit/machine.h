@@ -1,6 +1,6 @@
 // The commit machine of one rank: which gradients, records, states, votes and parameters go where, and when a step is
 // committed. It holds no tensors and does nothing itself: it is told what has happened and answers with what is to be
-// done. The engine runs it (exec/state/shard_store.h), the simulator drives it (bindings/commit.cc); it is the same
+// done. The engine runs it (exec/step/perform.cc), the simulator drives it (bindings/commit.cc); it is the same
 // code.
 //
 // The life of a step, as the engine and any other caller walks through it. Every event returns actions, which the

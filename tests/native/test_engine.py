@@ -37,6 +37,7 @@ from tests.native.tiny import (
     even_boxes,
     everybody,
     initial,
+    install,
     joined,
     keys,
     make_engine,
@@ -218,7 +219,7 @@ def test_state_can_be_read_and_loaded(model: Model, started: Callable[..., Ranks
         engine = make_engine(model, tiling, rank, endpoint)
         train(engine, tile, 2)
         fresh = make_engine(model, tiling, rank, endpoint)
-        stale = fresh.install(make_spec(model, tiling, rank), restart_at=2)
+        stale = install(fresh, make_spec(model, tiling, rank), restart_at=2)
         assert (fresh.holdings().version, fresh.holdings().boxes, stale) == (2, [], [0, 1, 2])
         for number, box in enumerate(even_boxes(tiling)):
             state = engine.read(number)
@@ -255,13 +256,13 @@ def test_a_unit_that_runs_elsewhere_by_another_plan_leaves_nothing_in_sums(
         take_step(engine, both[rank], 0)
         engine.sync(TEST_TIMEOUT_S)
         fresh = make_engine(model, apart, rank, endpoint, boxes=boxes)
-        fresh.install(make_spec(model, apart, rank, boxes=boxes), restart_at=1)
+        install(fresh, make_spec(model, apart, rank, boxes=boxes), restart_at=1)
         for number, box in enumerate(boxes):
             state = engine.read(number)
             if box.owner == rank and state is not None:
                 fresh.load(number, state.master, state.state)
         fresh.refresh(everybody(apart), TEST_TIMEOUT_S)
-        assert engine.install(make_spec(model, apart, rank, boxes=boxes)) == []
+        assert install(engine, make_spec(model, apart, rank, boxes=boxes)) == []
         for each in (engine, fresh):
             take_step(each, apart[rank], 1)
             each.sync(TEST_TIMEOUT_S)
@@ -281,13 +282,12 @@ def test_a_spec_is_read_while_steps_are_taken_and_taken_over_once(model: Model, 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, pipeline, rank, endpoint, boxes=boxes)
         taken = train(engine, pipeline[rank], 1)
-        next_one = engine.prepare(_native.PlainData(make_spec(model, pair, rank, boxes=boxes)))
-        engine.prepare(make_spec(model, pipeline, rank, boxes=boxes))
+        next_one = _native.NextSpec(make_spec(model, pair, rank, boxes=boxes), ahead=range(len(BUCKETS)))
+        engine.prepare(next_one)
+        engine.prepare(_native.NextSpec(make_spec(model, pipeline, rank, boxes=boxes)))
         taken.append(take_step(engine, pipeline[rank], 1))
         engine.sync(TEST_TIMEOUT_S)
-        numels = [numel for numel, _ in BUCKETS.values()]
-        made = {bucket: _native.BucketMemory(numel, "float32", False) for bucket, numel in enumerate(numels)}
-        engine.install(next_one, memories=made)
+        engine.install(next_one)
         with pytest.raises(ExecError, match="this spec has been taken over before"):
             engine.install(next_one)
         engine.refresh(everybody(pair), TEST_TIMEOUT_S)
@@ -298,24 +298,9 @@ def test_a_spec_is_read_while_steps_are_taken_and_taken_over_once(model: Model, 
         assert losses == pytest.approx(reference(3).losses, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("memories", "message"),
-    [
-        ({3: (WIDTH, "float32", False)}, "there is no bucket 3"),
-        ({1: (WIDTH + 1, "float32", False)}, "bucket bias0: the memory made for it is for another one"),
-        ({1: (WIDTH, "bfloat16", False)}, "bucket bias0: the memory made for it"),
-        ({1: (WIDTH, "float32", True)}, "bucket bias0: the memory made for it"),
-    ],
-)
-def test_memory_that_is_for_another_bucket(
-    model: Model, memories: dict[int, tuple[int, str, bool]], message: str
-) -> None:
-    """It is refused before anything has changed."""
-    engine = make_engine(model, ALONE, 0)
-    made = {bucket: _native.BucketMemory(*each) for bucket, each in memories.items()}
-    with pytest.raises(ExecError, match=message):
-        engine.install(make_spec(model, ALONE, 0), memories=made)
-    assert_trained([(train(engine, ALONE[0], 2), owned(engine, ALONE, 0))], reference(2))
+def test_memory_for_a_bucket_that_is_not_there(model: Model) -> None:
+    with pytest.raises(ExecError, match=r"spec\.buckets: has 3 items; item 3 is wanted"):
+        _native.NextSpec(make_spec(model, ALONE, 0), ahead=[3])
 
 
 # --- Buffer updates: running mean of what unit 0 sees, one granule per micro-batch.

@@ -30,6 +30,7 @@ from tests.native.tiny import (
     Tile,
     Tiling,
     even_boxes,
+    install,
     loaded,
     make_engine,
     make_spec,
@@ -178,7 +179,7 @@ def test_a_holder_without_a_base_cannot_begin_a_step(model: Model, started: Call
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         if rank == 1:
             return None
-        engine.install(make_spec(model, PAIR, rank, boxes=[boxes[0], replace(boxes[1], holders=(0,)), *boxes[2:]]))
+        install(engine, make_spec(model, PAIR, rank, boxes=[boxes[0], replace(boxes[1], holders=(0,)), *boxes[2:]]))
         with pytest.raises(ExecError, match="box 1: rank 0 holds it, has no state of it, and none is on its way"):
             take_step(engine, PAIR[rank], 0)
         return engine.holdings().version
@@ -223,7 +224,7 @@ def test_a_holder_takes_over_what_a_dead_rank_owned(model: Model, dtype: str, st
         assert (held.pending, held.version) == (False, 2)
         endpoint.advance(1)
         alone = [replace(box, owner=0, holders=()) for box in boxes]
-        assert engine.install(make_spec(model, ALONE, 0, boxes=alone, record_dtype=dtype)) == held.stale_buckets
+        assert install(engine, make_spec(model, ALONE, 0, boxes=alone, record_dtype=dtype)) == held.stale_buckets
         taken += [take_step(engine, ALONE[0], step) for step in (2, 3)]
         return [r.loss for r in taken]
 
@@ -261,14 +262,14 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         taken = train(engine, PAIR[rank], 1)
         engine.sync(TEST_TIMEOUT_S)
-        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+        install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
         before = engine.holdings().catching_up
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)])
         taken += [take_step(engine, PAIR[rank], step) for step in range(1, 11)]
         caught = engine.holdings().catching_up
         peaks = engine.holdings().behind_peak, engine.holdings().sent_at_once
         sent = [sent_in(engine, endpoint, rank, 11, taken)]
-        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+        install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
         sent.append(sent_in(engine, endpoint, rank, 12, taken))
         return [r.loss for r in taken], before, caught, sent, kept(engine), works(engine), peaks
 
@@ -318,14 +319,14 @@ def test_buffers_are_copied_behind_the_steps_and_their_copy_takes_over(
         number = len(even_boxes(tilings[0]))
         take_step(engine, tilings[0][rank], 0)
         engine.sync(TEST_TIMEOUT_S)
-        engine.install(spec(rank, 0, changing.box(0, 1)))
+        install(engine, spec(rank, 0, changing.box(0, 1)))
         engine.replicate([(number, 0, 1)])
         for step in range(1, 12):
             take_step(engine, tilings[0][rank], step)
         assert engine.holdings().catching_up == []
         assert (engine.rules_consulted["copy_has_caught_up"] > 0) == (rank == 1)
         engine.sync(TEST_TIMEOUT_S)
-        engine.install(spec(rank, 1, changing.box(1, 0)))
+        install(engine, spec(rank, 1, changing.box(1, 0)))
         for step in range(12, 14):
             take_step(engine, tilings[1][rank], step)
         engine.sync(TEST_TIMEOUT_S)
@@ -359,7 +360,7 @@ def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callab
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
         taken = train(engine, PAIR[rank], 1)
         engine.sync(TEST_TIMEOUT_S)
-        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+        install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
         before = torch.full((1 << 20,), rank)
         blocking = endpoint.send(1 - rank, 99, before, bulk=True)
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)])
@@ -395,7 +396,7 @@ def test_records_of_copies_that_begin_one_after_the_other_do_not_wait_for_each_o
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=boxes)
-        engine.install(make_spec(model, PAIR, rank, boxes=held))
+        install(engine, make_spec(model, PAIR, rank, boxes=held))
         foreign = torch.zeros(1 << 20)
         held_up = [endpoint.send(1, 99, foreign, bulk=True)] if rank == 0 else []
         engine.replicate([(number, 0, 1) for number in given])
@@ -421,7 +422,7 @@ def test_copies_on_their_way_when_everybody_stops_are_forgotten(model: Model, st
         blocking = endpoint.send(1 - rank, 99, torch.zeros(1 << 20), bulk=True)  # which nobody receives
         for epoch in (1, 2):
             endpoint.advance(epoch)
-            engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+            install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
             engine.replicate(tasks)
             if epoch == 1:
                 train(engine, PAIR[rank], 3)
@@ -442,7 +443,7 @@ def test_a_vote_waits_for_records_that_would_be_late_by_too_many_steps(
 ) -> None:
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=even_boxes(PAIR))
-        engine.install(make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
+        install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
         blocking = endpoint.send(1 - rank, 99, torch.full((1 << 20,), rank), bulk=True)  # which nobody receives
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(even_boxes(PAIR))])
         with pytest.raises(CommError) as caught:
@@ -504,7 +505,7 @@ def test_a_step_that_was_left_after_the_vote(model: Model, started: Callable[...
         assert held.version == 0 and digests(engine) == before
         came = held.votes
         with pytest.raises(ExecError, match="install while its step is pending; it comes when it is between steps"):
-            engine.install(make_spec(model, tiling, rank, boxes=boxes))
+            install(engine, make_spec(model, tiling, rank, boxes=boxes))
         with pytest.raises(ExecError, match="the vote of rank [12] is missing"):
             engine.finish(came)
         if rank == 1:

@@ -33,6 +33,7 @@ from tests.native.tiny import (
     Model,
     batch,
     even_boxes,
+    install,
     loaded,
     make_engine,
     make_spec,
@@ -147,7 +148,7 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
         spec = make_spec(model, tiling, rank)
         if rank == 1:
             silent = [step for step in train_list(tiling, 1) if step[0] != "GATHER"]
-            engine.install(replace(spec, schedule=schedule(tiling, 1, silent)))
+            install(engine, replace(spec, schedule=schedule(tiling, 1, silent)))
         result = take_step(engine, tiling[rank], 0)
         masters = {name: tensor.clone() for name, tensor in owned(engine, tiling, rank).items()}
         if rank == 1:
@@ -161,7 +162,7 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
         kept = same(masters, owned(engine, tiling, rank))
         with pytest.raises(PeerLost):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
-        engine.install(replace(spec, world=(Rank(0),)))
+        install(engine, replace(spec, world=(Rank(0),)))
         endpoint.advance(2)
         with pytest.raises(ExecError, match="its working copy is stale"):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
@@ -323,7 +324,7 @@ def refused(spec: EngineSpec, model: Model, message: str) -> None:
     engine = make_engine(model, ALONE, 0, granule=spec.granule)
     before = snapshot(engine, even_boxes(ALONE))
     with pytest.raises(ExecError, match=re.escape(message)):
-        engine.install(spec)
+        install(engine, spec)
     assert same(before, snapshot(engine, even_boxes(ALONE)))
     assert take_step(engine, ALONE[0], 0).loss == pytest.approx(reference(1).losses[0], rel=1e-5)
 
@@ -424,7 +425,7 @@ def test_another_plan_moves_what_is_computed_and_does_not_change_it(model: Model
         (replace(spec, buckets=(replace(spec.buckets[0], hyper_group=1), *spec.buckets[1:])), "bucket tied"),
     ):
         with pytest.raises(ExecError, match=f"install: {what} is another one"):
-            engine.install(changed)
+            install(engine, changed)
 
 
 def test_values_have_the_declared_shape(model: Model) -> None:

@@ -29,6 +29,7 @@ from tests.native.tiny import (
     Box,
     Model,
     initial,
+    install,
     make_engine,
     make_spec,
     make_unit,
@@ -90,7 +91,7 @@ def test_a_holder_of_a_box_catches_up_with_its_neighbours(
         engine = make_engine(model, PAIR, rank, endpoint, boxes=before, record_dtype=record_dtype)
         taken = train(engine, PAIR[rank], 1, clip=None)
         engine.sync(TEST_TIMEOUT_S)
-        engine.install(make_spec(model, PAIR, rank, boxes=boxes, record_dtype=record_dtype))
+        install(engine, make_spec(model, PAIR, rank, boxes=boxes, record_dtype=record_dtype))
         engine.replicate([(n, box.owner, 1 - box.owner) for n, box in enumerate(boxes) if n not in had])
         taken += [take_step(engine, PAIR[rank], step) for step in range(1, 12)]
         engine.sync(TEST_TIMEOUT_S)

@@ -557,6 +557,11 @@ def loaded(
     return engine
 
 
+def install(engine: _native.Engine, spec: EngineSpec, restart_at: int | None = None) -> list[int]:
+    """Take a spec over without further preparation."""
+    return engine.install(_native.NextSpec(spec), restart_at)
+
+
 def first(tile: Tile) -> int:
     return tile.micro_batches[0][0]
 

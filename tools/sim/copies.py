@@ -1,6 +1,6 @@
 """Copies that an engine makes for others: whose turn comes, what of them is under way in bulk, which are close.
 
-As in `native/exec/state/state_copies.cc`:
+As in `native/exec/state/replica_sync.cc`:
 
     given = GivenCopies(around)
     given.send_state(holder, StateOf(…))        in bulk

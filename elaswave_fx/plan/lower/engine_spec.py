@@ -5,7 +5,7 @@ checks: the names of these classes and fields are the encoding. Programs and ten
 
     spec = engine_spec(job, plan, rank)          job: the same for every plan
     engine = _native.Engine(spec, endpoint, artifact.programs, tensors)
-    engine.install(engine_spec(job, next_plan, rank))
+    engine.install(_native.NextSpec(engine_spec(job, next_plan, rank)))
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ EXPECTED_RECORDS = 2
 
 LATE_RECORDS = 4
 """Steps by which records sent behind a state may lag at the owner's vote (`kLateSteps` in
-native/exec/state/state_copies.cc). The next step's record is made before the next vote."""
+native/exec/state/replica_sync.cc). The next step's record is made before the next vote."""
 
 UNDER_WAY_BYTES = 4 << 20
 """States that an owner sends at the same time, not counting the last one (`kCopiedAtOnce` in
-exec/state/state_copies.cc). An update leaves them alone and writes new ones, so each exists twice meanwhile."""
+exec/state/replica_sync.cc). An update leaves them alone and writes new ones, so each exists twice meanwhile."""
 
 
 @dataclass(frozen=True)

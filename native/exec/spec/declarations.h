@@ -93,8 +93,10 @@ struct BucketSpec {
 // A piece of a bucket. Its owner sums the gradient, updates master and optimizer state and publishes the parameters;
 // its holders keep the same base up to date from the owner's records. The readers, ascending, have a working copy of it
 // and contribute to its gradient; the owner need not be one of them.
-struct BoxSpec : commit::BoxRoles {
+struct BoxSpec {
+  commit::BoxRoles roles;
   std::int64_t lo = 0, hi = 0;
+  BucketId bucket() const { return roles.bucket; }
   std::int64_t numel() const { return hi - lo; }
 };
 

@@ -149,20 +149,20 @@ class SpecReader {
                   span.field("lo").integer(),
                   span.field("hi").integer()};
       const std::string place = "box " + std::to_string(i);
-      if (box.bucket.index() >= spec_.buckets.size()) {
-        throw ExecError(place + ": there is no bucket " + std::to_string(box.bucket.value()));
+      if (box.bucket().index() >= spec_.buckets.size()) {
+        throw ExecError(place + ": there is no bucket " + std::to_string(box.bucket().value()));
       }
-      const BucketSpec& bucket = spec_.buckets[box.bucket.index()];
-      std::int64_t& end = covered[box.bucket.index()];
+      const BucketSpec& bucket = spec_.buckets[box.bucket().index()];
+      std::int64_t& end = covered[box.bucket().index()];
       if (box.lo != end || box.hi <= box.lo || box.hi > bucket.numel) {
         throw ExecError("bucket " + bucket.name + ": boxes must cut " + span_text(0, bucket.numel) + " in order; " +
                         span_text(box.lo, box.hi) + " comes after " + std::to_string(end));
       }
       end = box.hi;
-      if (contains(box.holders, box.owner)) {
-        throw ExecError(place + ": its owner, " + text_of(box.owner) + ", cannot hold it too");
+      if (contains(box.roles.holders, box.roles.owner)) {
+        throw ExecError(place + ": its owner, " + text_of(box.roles.owner) + ", cannot hold it too");
       }
-      if (!std::is_sorted(box.readers.begin(), box.readers.end())) {
+      if (!std::ranges::is_sorted(box.roles.readers)) {
         throw ExecError(place + ": its readers must ascend, sums are formed in their order");
       }
       spec_.boxes.push_back(std::move(box));
@@ -204,8 +204,8 @@ class SpecReader {
       if (std::none_of(spec_.updates.begin(), spec_.updates.end(), of_it)) {
         throw ExecError("bucket " + bucket.name + ": has neither an optimizer nor an update");
       }
-      const auto boxes =
-          std::count_if(spec_.boxes.begin(), spec_.boxes.end(), [id](const BoxSpec& box) { return box.bucket == id; });
+      const auto boxes = std::count_if(spec_.boxes.begin(), spec_.boxes.end(),
+                                       [id](const BoxSpec& box) { return box.bucket() == id; });
       if (boxes != 1) {
         throw ExecError("bucket " + bucket.name + ": is cut into " + std::to_string(boxes) +
                         " boxes; buffers are one box");
@@ -276,8 +276,8 @@ class SpecReader {
     const BucketSpec& bucket = spec_.buckets[parameter.bucket.index()];
     const std::int64_t last = elements_of(parameter).hi;
     for (const BoxSpec& box : spec_.boxes) {
-      const bool touched = box.bucket == parameter.bucket && box.lo < last && parameter.offset < box.hi;
-      if (!touched || contains(box.readers, spec_.rank)) continue;
+      const bool touched = box.bucket() == parameter.bucket && box.lo < last && parameter.offset < box.hi;
+      if (!touched || contains(box.roles.readers, spec_.rank)) continue;
       throw ExecError("bucket " + bucket.name + ": " + text_of(spec_.rank) + " has a unit that computes with " +
                       span_text(box.lo, box.hi) + ", of which it is no reader");
     }
@@ -468,7 +468,7 @@ void check_successor(const EngineSpec& before, const EngineSpec& after) {
   expect_same("the number of boxes", before.boxes.size() == after.boxes.size());
   for (std::size_t i = 0; i < before.boxes.size(); ++i) {
     const BoxSpec &old = before.boxes[i], &next = after.boxes[i];
-    expect_same("box " + std::to_string(i), old.bucket == next.bucket && old.lo == next.lo && old.hi == next.hi);
+    expect_same("box " + std::to_string(i), old.bucket() == next.bucket() && old.lo == next.lo && old.hi == next.hi);
   }
 }
 

@@ -27,17 +27,6 @@ void expect_slice(const std::string& name, const char* what, const at::Tensor& t
 BucketMemory::BucketMemory(std::int64_t numel, at::ScalarType dtype, bool exact)
     : work(device_zeros({numel}, dtype)), accumulator(device_zeros({numel}, sum_dtype(exact))) {}
 
-void Buckets::check(const BucketMemories& memories) const {
-  for (const auto& [id, memory] : memories) {
-    if (id.index() >= size()) throw ExecError("there is no bucket " + std::to_string(id.value()) + " to have memory");
-    const BucketSpec& bucket = spec(id);
-    if (memory.work.numel() != bucket.numel || memory.work.scalar_type() != bucket.dtype ||
-        memory.accumulator.scalar_type() != sum_dtype(exact_)) {
-      throw ExecError("bucket " + bucket.name + ": the memory made for it is for another one");
-    }
-  }
-}
-
 void Buckets::install(const std::vector<BucketSpec>& specs, BucketMemories memories) {
   buckets_.resize(specs.size());
   for (const BucketId id : all_ids<BucketId>(size())) {

@@ -20,7 +20,7 @@
 namespace elaswave::exec {
 
 // What a rank computes with of a bucket that it reads, written once, for the pages of fresh memory come one by one, and
-// that takes the longer the more a rank is given. Any thread makes it, so that it is there before the rank reads it.
+// that takes the longer the more a rank is given. So any thread may make it before the rank reads it (next_spec.h).
 struct BucketMemory {
   BucketMemory() = default;
   BucketMemory(std::int64_t numel, at::ScalarType dtype, bool exact);
@@ -36,10 +36,8 @@ class Buckets {
 
   // The same buckets with the roles of now, which the machine has taken over. There is a working copy of what this rank
   // reads any box of; one that was there before stays, a new one has no content. Regions stay with it: those that are
-  // prepared for no more are zero in every sum. `memories`: of new ones, for which it was made; it is made for others.
+  // prepared for no more are zero in every sum. `memories`: of new ones, made for these specs; it is made for others.
   void install(const std::vector<BucketSpec>& specs, BucketMemories memories);
-  // Throws ExecError for memory of another size or type than the buckets have.
-  void check(const BucketMemories& memories) const;
   std::size_t size() const { return buckets_.size(); }
   std::optional<BucketId> find(const std::string& name) const;
   const BucketSpec& spec(BucketId bucket) const { return at(bucket).spec; }

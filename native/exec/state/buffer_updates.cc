@@ -125,7 +125,7 @@ at::Tensor BufferUpdates::record(BucketId id, const std::function<const at::Tens
 
 void BufferUpdates::apply(ProgramLibrary& programs, const BoxSpec& box, ShardState& state,
                           const at::Tensor& record) const {
-  const Bucket& bucket = at(box.bucket);
+  const Bucket& bucket = at(box.bucket());
   const auto* words = static_cast<const std::uint8_t*>(record.const_data_ptr());
   const std::int64_t granules = record.numel() / bucket.words;
   const at::Tensor next = state.master.clone();

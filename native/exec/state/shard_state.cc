@@ -9,7 +9,7 @@
 namespace elaswave::exec {
 
 Digest digest_piece(const BoxSpec& box, std::size_t tensor, const float* data, std::int64_t at, std::int64_t count) {
-  const auto salt = static_cast<std::uint32_t>(box.bucket.index() * 31 + tensor + 1);
+  const auto salt = static_cast<std::uint32_t>(box.bucket().index() * 31 + tensor + 1);
   return digest_words(data + at, static_cast<std::size_t>(count), static_cast<std::uint64_t>(box.lo + at), salt);
 }
 
@@ -26,8 +26,9 @@ ShardState make_state(const BoxSpec& box, std::vector<at::Tensor> tensors) {
     if (!tensor.defined() || tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.dim() != 1 ||
         tensor.numel() != box.numel()) {
       throw ExecError("box [" + std::to_string(box.lo) + ", " + std::to_string(box.hi) + ") of bucket " +
-                      std::to_string(box.bucket.value()) + ": master and state must be contiguous float32 tensors of " +
-                      std::to_string(box.numel()) + " elements");
+                      std::to_string(box.bucket().value()) +
+                      ": master and state must be contiguous float32 tensors of " + std::to_string(box.numel()) +
+                      " elements");
     }
   }
   ShardState state;

@@ -10,13 +10,9 @@
 #include "exec/device/memory.h"
 #include "exec/device/tensor_span.h"
 #include "exec/program/program.h"
-#include "exec/state/copy_header.h"
 
 namespace elaswave::exec {
 namespace {
-
-using commit::Action;
-using commit::StateTag;
 
 constexpr std::int64_t kResidualWords = 2;
 static_assert(sizeof(Residual) == kResidualWords * sizeof(std::int64_t));
@@ -43,21 +39,16 @@ void ShardStore::install(const std::vector<BoxSpec>& specs) {
   owned_buckets_.clear();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const RankId owner = machine_.roles(BoxId::at(i)).owner;
-    if (owned.emplace(owner, specs[i].bucket).second) ++owned_buckets_[owner];
-    Box& box = boxes_[i];
-    box.spec = specs[i];
-    box.came = false;
+    if (owned.emplace(owner, specs[i].bucket()).second) ++owned_buckets_[owner];
+    boxes_[i].spec = specs[i];
   }
-  behind_peak_ = 0;
-  sent_at_once_ = 0;
-  forget_copies();
   runs_.assign(specs.size(), Run());
   gradients_.assign(buckets_.size(), at::Tensor());
 }
 
 std::string ShardStore::place(BoxId id) const {
   const BoxSpec& box = spec(id);
-  return "box " + std::to_string(id.value()) + " (bucket " + buckets_.spec(box.bucket).name + " [" +
+  return "box " + std::to_string(id.value()) + " (bucket " + buckets_.spec(box.bucket()).name + " [" +
          std::to_string(box.lo) + ", " + std::to_string(box.hi) + "))";
 }
 
@@ -68,8 +59,6 @@ void ShardStore::load(BoxId id, const at::Tensor& master, const std::vector<at::
   ShardState state = make_state(box.spec, std::move(tensors));
   machine_.load(id, state.digest);
   box.state = std::move(state);
-  box.coming.reset();
-  box.late.clear();
 }
 
 bool ShardStore::intact(BoxId id) const {
@@ -80,72 +69,19 @@ bool ShardStore::intact(BoxId id) const {
 std::map<BucketId, Digest> ShardStore::owned_digests() const {
   std::map<BucketId, Digest> digests;
   for (const BoxId box : all_ids<BoxId>(size())) {
-    if (machine_.owns(box)) digests[spec(box).bucket] += at(box).state.digest;
+    if (machine_.owns(box)) digests[spec(box).bucket()] += at(box).state.digest;
   }
   return digests;
 }
 
-void ShardStore::perform(const commit::Actions& actions) {
-  for (const Action& action : actions) perform(action);
-}
-
-void ShardStore::perform(const Action& action) {
-  using Kind = Action::Kind;
-  const BoxId box = action.box.value_or(BoxId());
-  const commit::BoxRange boxes(box, action.count);
-  const RankId peer = action.peer.value_or(RankId());
-  switch (action.kind) {
-    case Kind::kSendPart:
-      return send_part(boxes, peer);
-    case Kind::kExpectPart:
-      return expect_part(boxes, peer);
-    case Kind::kSum:
-      return sum(boxes);
-    case Kind::kSendRecord:
-      return send_record(boxes, peer);
-    case Kind::kExpectRecord:
-      return expect_record(boxes, peer);
-    case Kind::kSendLateRecord:
-      return send_late_record(box, peer, comm::Lane::kBulk);
-    case Kind::kSendPromptRecord:
-      return send_late_record(box, peer, comm::Lane::kStep);
-    case Kind::kExpectLateRecord:
-      return expect_late_record(box, peer);
-    case Kind::kUpdate:
-      return update(box, *action.version);
-    case Kind::kWriteParameters:
-      return write_parameters(box);
-    case Kind::kSendParameters:
-      return send_parameters(boxes, peer);
-    case Kind::kExpectParameters:
-      return expect_parameters(boxes, peer);
-    case Kind::kSendState:
-      return send_state(box, peer);
-    case Kind::kExpectState:
-      return expect_state(box, peer);
-    case Kind::kTellClose:
-      return answer(box, peer, true);
-    case Kind::kAskState:
-      at(box).state = ShardState();
-      return answer(box, peer, false);
-    case Kind::kDropState:
-      return drop_state(box);
-    case Kind::kSendVote:
-    case Kind::kExpectVote:
-    case Kind::kLeaveStep:
-    case Kind::kCommit:
-      throw ExecError("a vote is not the shard store's to cast");
-  }
-}
-
-// --- Gradients: parts, sums, records
+// --- Gradients: parts, sums
 
 ShardStore::Elements ShardStore::elements_of(commit::BoxRange boxes) const {
-  return {spec(boxes.first).bucket, spec(boxes.first).lo, spec(boxes.last()).hi};
+  return {spec(boxes.first).bucket(), spec(boxes.first).lo, spec(boxes.last()).hi};
 }
 
 at::Tensor ShardStore::own_part(commit::BoxRange boxes) const {
-  if (are_buffers(boxes)) return gradients_[spec(boxes.first).bucket.index()];
+  if (are_buffers(boxes)) return gradients_[spec(boxes.first).bucket().index()];
   const Elements elements = elements_of(boxes);
   return gradients_[elements.bucket.index()].narrow(0, elements.lo, elements.numel());
 }
@@ -160,11 +96,8 @@ void ShardStore::reduce(BucketId bucket) {
   buckets_.wait_ready(bucket);  // Of buffers that no unit reads, such as a count of steps: nobody has waited yet.
   gradients_[bucket.index()] =
       updates_.changes(bucket) ? updates_.part(bucket, transfers_.rank()) : buckets_.gradient(bucket);
-  perform(machine_.bucket_reduced(bucket));
+  perform_(machine_.bucket_reduced(bucket));
   take_parts();
-  // Who computes with the bucket sends states after its units: at their end they are in the way of what the vote waits
-  // for.
-  if (!machine_.reads(bucket)) send_states();
 }
 
 void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
@@ -181,7 +114,7 @@ void ShardStore::send_part(commit::BoxRange boxes, RankId owner) {
 
 void ShardStore::expect_part(commit::BoxRange boxes, RankId reader) {
   const std::int64_t numel =
-      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket, reader) : elements_of(boxes).numel();
+      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket(), reader) : elements_of(boxes).numel();
   Part part{reader, boxes, host_empty({numel}, are_exact(boxes) ? at::kDouble : at::kFloat), {}, {}, {}};
   const auto expect = [&](const at::Tensor& tensor, std::uint64_t kind) {
     part.receives.push_back(transfers_.receive(tensor, reader, tag_of(kind, boxes.first.index())));
@@ -191,15 +124,20 @@ void ShardStore::expect_part(commit::BoxRange boxes, RankId reader) {
   parts_.push_back(std::move(part));
 }
 
-void ShardStore::advance() {
-  take_parts();
-  send_states();
-}
-
 void ShardStore::take_parts() {
   for (Part& part : parts_) {
     const auto done = [this](const comm::Transfer& each) { return transfers_.test(each); };
     if (!part.here && std::all_of(part.receives.begin(), part.receives.end(), done)) take_part(part);
+  }
+}
+
+void ShardStore::wait_parts(const std::function<void()>& before_each) {
+  for (Part& part : parts_) {
+    while (!part.here) {
+      transfers_.wait(part.receives);
+      before_each();
+      take_part(part);
+    }
   }
 }
 
@@ -212,7 +150,7 @@ void ShardStore::take_part(Part& part) {
   }
   part.here = true;
   if (are_exact(part.boxes)) merge(part);
-  perform(machine_.part_arrived(part.boxes, part.reader));
+  perform_(machine_.part_arrived(part.boxes, part.reader));
 }
 
 const at::Tensor& ShardStore::part_of(BoxId first, RankId reader) const {
@@ -270,7 +208,7 @@ at::Tensor ShardStore::ordered_total(commit::BoxRange boxes) const {
 
 at::Tensor ShardStore::total_of_granules(commit::BoxRange boxes) const {
   const at::Tensor own = own_part(boxes);
-  return updates_.record(spec(boxes.first).bucket, [&](RankId reader) -> const at::Tensor& {
+  return updates_.record(spec(boxes.first).bucket(), [&](RankId reader) -> const at::Tensor& {
     return reader == transfers_.rank() ? own : part_of(boxes.first, reader);
   });
 }
@@ -279,112 +217,51 @@ void ShardStore::sum(commit::BoxRange boxes) {
   const at::Tensor total = are_buffers(boxes) ? total_of_granules(boxes)
                            : exact_           ? exact_total(boxes)
                                               : ordered_total(boxes);
-  Run& run = run_at(boxes.first);
-  run.boxes = boxes;
-  run.header = at::Tensor();
-  run.record = total;
+  at::Tensor record = total;
   if (record_type(boxes) != at::kFloat) {
-    run.record = total.to(record_type(boxes));
-    total.copy_(run.record);
+    record = total.to(record_type(boxes));
+    total.copy_(record);
   }
+  run_at(boxes.first).sum = {boxes, record};
   for (const BoxId box : boxes.ids()) {
     at(box).gradient = piece(total, boxes, box);
     at(box).summed_at = boxes.first;
   }
 }
 
-// A holder that is sent the states of some boxes of a sum gets the record of the others.
-void ShardStore::send_record(commit::BoxRange boxes, RankId holder) {
-  Run& run = run_at(at(boxes.first).summed_at);
-  if (!run.header.defined()) {
-    run.header = empty_header(run.boxes.count);
-    std::size_t number = 0;
-    for (const BoxId box : run.boxes.ids()) {
-      write_header(run.header, number++, *machine_.state(box), digest_of_record(piece(run.record, run.boxes, box)));
-    }
-  }
-  const auto send = [&](const at::Tensor& tensor, std::uint64_t kind) {
-    sends_.push_back(send_copy(tensor, holder, tag_of(kind, boxes.first.index()), comm::Lane::kStep));
-  };
-  send(piece(run.record, run.boxes, boxes), kRecordTag);
-  send(header_part(run.header, boxes.first.index() - run.boxes.first.index(), boxes.count), kRecordHeaderTag);
-}
-
-void ShardStore::expect_record(commit::BoxRange boxes, RankId owner) {
-  Run& run = run_at(boxes.first);
-  // A record that has not been applied is still in use.
-  const bool reusable = run.record.defined() && run.record.storage().use_count() == 1;
-  const std::int64_t numel =
-      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket) : elements_of(boxes).numel();
-  if (!reusable) run.record = host_empty({numel}, record_type(boxes));
-  if (!run.header.defined()) run.header = empty_header(boxes.count);
-  run.boxes = boxes;
-  run.receives = {transfers_.receive(run.record, owner, tag_of(kRecordTag, boxes.first.index())),
-                  transfers_.receive(run.header, owner, tag_of(kRecordHeaderTag, boxes.first.index()))};
-}
-
-// Waits for the record of the run that begins with the box, if one is expected.
-void ShardStore::take_record(BoxId first) {
-  Run& run = run_at(first);
-  if (run.receives.empty()) return;
-  transfers_.wait(run.receives);
-  run.receives.clear();
-  std::size_t number = 0;
-  for (const BoxId box : run.boxes.ids()) {
-    const Header header = read_header(run.header, number++);
-    const at::Tensor record = piece(run.record, run.boxes, box);
-    const bool whole = digest_of_record(record) == header.record;
-    if (whole) at(box).gradient = record_type(box) == at::kFloat ? record : record.to(at::kFloat);
-    perform(machine_.record_arrived(box, header.state, whole));
-  }
-}
-
-ExactTotal ShardStore::wait_ready() {
-  for (Part& part : parts_) {
-    while (!part.here) {
-      transfers_.wait(part.receives);
-      hear_answers();  // of holders; whether the record of this sum goes with the step
-      take_part(part);
-    }
-  }
+ExactTotal ShardStore::squares() const {
   ExactTotal squares;
-  // The backward pass goes through buckets from the last to the first: what comes first is looked at first.
-  for (std::size_t index = size(); index-- > 0;) {
-    const BoxId box = BoxId::at(index);
-    take_record(box);
-    if (machine_.state_must_come(box)) {
-      transfers_.wait(at(box).coming->transfers);
-      take_state(box);
-    }
-    if (!at(box).late.empty() && machine_.record_awaited(box)) {
-      transfers_.wait(at(box).late.front().transfers);
-      take_late_record(box);
-    }
+  for (const BoxId box : all_ids<BoxId>(size())) {
     if (machine_.owns(box) && machine_.recorded(box) && !are_buffers(box)) {
       squares.add_squares(span_of<const float>(at(box).gradient));
     }
   }
-  transfers_.wait(sends_);
-  sends_.clear();
-  await_late_sends();
   return squares;
 }
 
-void ShardStore::end_step() {
-  forget_transfers();
-  for (at::Tensor& gradient : gradients_) gradient = at::Tensor();
-  for (const BoxId id : all_ids<BoxId>(size())) {
-    at(id).gradient = at::Tensor();
-    // What was received into is used again; what was sent belongs to the gradient.
-    if (machine_.owns(id)) run_at(id) = Run();
-  }
+void ShardStore::wait_sends() {
+  transfers_.wait(sends_);
+  sends_.clear();
 }
 
-void ShardStore::forget_transfers() {
+at::Tensor ShardStore::empty_record(commit::BoxRange boxes) const {
+  const std::int64_t numel =
+      are_buffers(boxes) ? updates_.words_of(spec(boxes.first).bucket()) : elements_of(boxes).numel();
+  return host_empty({numel}, record_type(boxes));
+}
+
+void ShardStore::end_step() {
+  parts_.clear();
+  sends_.clear();
+  runs_.assign(size(), Run());
+  for (at::Tensor& gradient : gradients_) gradient = at::Tensor();
+  for (Box& box : boxes_) box.gradient = at::Tensor();
+}
+
+void ShardStore::abandon_transfers() {
   parts_.clear();
   sends_.clear();
   for (Run& run : runs_) {
-    run.receives.clear();
     run.total = at::Tensor();
     run.residuals.clear();
   }
@@ -402,22 +279,22 @@ void ShardStore::set_hyper(const Hyper& hyper) {
 
 void ShardStore::update(BoxId id, std::int64_t version) {
   Box& box = at(id);
-  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket);  // they read what is written afterwards
+  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket());  // they read what is written afterwards
   const at::Tensor gradient = std::exchange(box.gradient, at::Tensor());
   try {
-    rule_.apply(box.spec, box.state, gradient, hypers_.at(version));
+    rule_(box.spec, box.state, gradient, hypers_.at(version));
   } catch (const std::exception& error) {
-    perform(machine_.update_failed(id));
+    perform_(machine_.update_failed(id));
     throw ExecError(place(id) + ": its update failed on rank " + std::to_string(transfers_.rank().value()) +
                     ", which drops its state: " + error.what());
   }
-  perform(machine_.updated(id, box.state.digest));
+  perform_(machine_.updated(id, box.state.digest));
 }
 
 void ShardStore::write_parameters(BoxId id) {
   Box& box = at(id);
-  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket);
-  buckets_.write(box.spec.bucket, box.spec.lo, box.state.master);
+  if (machine_.owns(id)) buckets_.wait_sends(box.spec.bucket());
+  buckets_.write(box.spec.bucket(), box.spec.lo, box.state.master);
 }
 
 // The own piece of the working copy, or what it would be.
@@ -439,27 +316,6 @@ void ShardStore::expect_parameters(commit::BoxRange boxes, RankId owner) {
   const Elements elements = elements_of(boxes);
   buckets_.receive_part(elements.bucket, boxes, elements.lo, elements.numel(), owner,
                         tag_of(kGatherTag, boxes.first.index()));
-}
-
-comm::Transfer ShardStore::send_copy(const at::Tensor& tensor, RankId holder, std::uint64_t tag, comm::Lane lane) {
-  copied_bytes_ += tensor.nbytes();
-  return transfers_.send(tensor, holder, tag, lane);
-}
-
-// --- After a failure
-
-void ShardStore::abandon_transfers() {
-  for (const BoxId id : all_ids<BoxId>(size())) {
-    Box& box = at(id);
-    const auto here = [this](const comm::Transfer& each) { return transfers_.arrived(each); };
-    // With whole states, what has arrived is the state that the next vote needs, and nothing has to be applied to it.
-    if (box.coming && machine_.mode() == commit::CopyMode::kState &&
-        std::all_of(box.coming->transfers.begin(), box.coming->transfers.end(), here)) {
-      take_state(id);
-    }
-  }
-  forget_copies();
-  forget_transfers();
 }
 
 }  // namespace elaswave::exec

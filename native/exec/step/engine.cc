@@ -11,7 +11,11 @@ namespace elaswave::exec {
 namespace {
 
 // Who does what with each box, as the commit machine takes it.
-std::vector<commit::BoxRoles> roles_of(const EngineSpec& spec) { return {spec.boxes.begin(), spec.boxes.end()}; }
+std::vector<commit::BoxRoles> roles_of(const EngineSpec& spec) {
+  std::vector<commit::BoxRoles> roles;
+  for (const BoxSpec& box : spec.boxes) roles.push_back(box.roles);
+  return roles;
+}
 
 }  // namespace
 
@@ -24,31 +28,34 @@ Engine::Engine(const Data& spec, std::shared_ptr<comm::Endpoint> endpoint, std::
       values_(transfers_),
       machine_(spec_.rank, spec_.copy_mode),
       buckets_(machine_, transfers_, spec_.exact),
-      shards_(machine_, transfers_, buckets_, updates_,
-              {std::bind_front(&Engine::update, this), [this](const BoxSpec& box) { return state_tensors(box); }},
-              spec_.exact) {
-  shards_.set_record_type(spec_.record_dtype);
+      shards_(
+          machine_, transfers_, buckets_, updates_, std::bind_front(&Engine::update, this),
+          [this](const commit::Actions& actions) { perform(actions); }, spec_.exact, spec_.record_dtype),
+      replica_sync_(machine_, transfers_, shards_, std::bind_front(&Engine::state_tensors, this),
+                    [this](const commit::Actions& actions) { perform(actions); }) {
   link(spec_);
   machine_.restart(version);
   apply(machine_.install(transfers_.generation(), spec_.world, roles_of(spec_)), {});
 }
 
-EngineSpec Engine::prepare(const Data& spec, const Tensors& tensors) {
+void Engine::prepare(NextSpec& next, const Tensors& tensors) {
   tables_.add(tensors);
-  EngineSpec next = read_spec(spec, names());
-  check_successor(spec_, next);
-  link(next);
-  return next;
+  const Data* const unread = next.unread();
+  if (unread == nullptr) return;
+  EngineSpec spec = read_spec(*unread, names());
+  check_successor(spec_, spec);
+  link(spec);
+  next.set_read(std::move(spec));
 }
 
-std::vector<BucketId> Engine::install(EngineSpec next, std::optional<std::int64_t> restart_at,
-                                      BucketMemories memories) {
-  buckets_.check(memories);
-  const commit::Actions roles = machine_.install(transfers_.generation(), next.world, roles_of(next));
+std::vector<BucketId> Engine::install(NextSpec& next, std::optional<std::int64_t> restart_at) {
+  prepare(next, {});
+  auto [spec, memories] = next.take();
+  const commit::Actions roles = machine_.install(transfers_.generation(), spec.world, roles_of(spec));
   transfers_.drop();  // of copies that were on their way
-  spec_ = std::move(next);
+  spec_ = std::move(spec);
   apply(roles, std::move(memories));
-  if (restart_at) shards_.perform(machine_.restart(*restart_at));
+  if (restart_at) perform(machine_.restart(*restart_at));
   return machine_.stale_buckets();
 }
 
@@ -77,7 +84,8 @@ void Engine::apply(const commit::Actions& roles, BucketMemories memories) {
   buckets_.install(spec_.buckets, std::move(memories));
   updates_.install(spec_.buckets, spec_.updates, spec_.granule);
   shards_.install(spec_.boxes);
-  shards_.perform(roles);
+  replica_sync_.install();
+  perform(roles);
   values_.reset(spec_.values, spec_.schedule.micro_batches);
   resolved_.clear();
   for (const auto& [id, unit] : spec_.units) resolved_.emplace(id, resolve(unit));
@@ -128,7 +136,7 @@ void Engine::expect(BoxId box) const {
 }
 
 std::size_t Engine::state_tensors(const BoxSpec& box) const {
-  const std::optional<ProgramId> optimizer = buckets_.spec(box.bucket).optimizer;
+  const std::optional<ProgramId> optimizer = buckets_.spec(box.bucket()).optimizer;
   return optimizer ? programs_.spec(*optimizer).outputs.size() - 1 : 0;
 }
 
@@ -154,9 +162,9 @@ Holdings Engine::holdings() const {
   found.pending = machine_.pending();
   found.votes = votes_;
   found.last_committed = last_committed_;
-  found.copied_bytes = shards_.copied_bytes();
-  found.sent_at_once = shards_.sent_at_once();
-  found.behind_peak = shards_.behind_peak();
+  found.copied_bytes = replica_sync_.copied_bytes();
+  found.sent_at_once = replica_sync_.sent_at_once();
+  found.behind_peak = replica_sync_.behind_peak();
   return found;
 }
 
@@ -180,6 +188,7 @@ void Engine::load(BoxId box, const at::Tensor& master, const std::vector<at::Ten
                     " state tensors, not " + std::to_string(state.size()));
   }
   shards_.load(box, master, state);
+  replica_sync_.forget(box);
 }
 
 void Engine::load(const std::string& name, const at::Tensor& value) {
@@ -200,10 +209,10 @@ bool Engine::intact(BoxId box) const {
 void Engine::replicate(const std::vector<CopyTask>& tasks) {
   for (const CopyTask& task : tasks) {
     expect(task.box);
-    if (task.target == spec_.rank) shards_.perform(machine_.expect_state(task.box));
-    if (task.source == spec_.rank) shards_.perform(machine_.send_state(task.box, task.target));
+    if (task.target == spec_.rank) perform(machine_.expect_state(task.box));
+    if (task.source == spec_.rank) perform(machine_.send_state(task.box, task.target));
   }
-  shards_.send_states();
+  replica_sync_.send_states();
 }
 
 }  // namespace elaswave::exec

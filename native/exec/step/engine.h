@@ -47,8 +47,10 @@
 #include "exec/state/buckets.h"
 #include "exec/state/buffer_updates.h"
 #include "exec/state/optimizer.h"
+#include "exec/state/replica_sync.h"
 #include "exec/state/shard_store.h"
 #include "exec/state/tables.h"
+#include "exec/step/next_spec.h"
 #include "exec/step/values.h"
 
 namespace elaswave::exec {
@@ -121,7 +123,7 @@ struct Holdings {
   std::optional<StepResult> last_committed;  // also when `step` threw after it committed (its timings end there)
   std::uint64_t copied_bytes = 0;            // sent for copies so far: records, states, their headers
   std::uint64_t sent_at_once = 0;            // since `install`: bytes of states under way to others, at most
-  std::uint64_t behind_peak = 0;             // and of states that come, with their records; see shard_store.h
+  std::uint64_t behind_peak = 0;             // and of states that come, with their records; see replica_sync.h
 };
 
 // Where a step stands.
@@ -152,15 +154,16 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // The spec of another plan as `install` takes it over, its programs linked; between steps. `tensors`: tables that
-  // were not given before. Nothing that computes changes. Throws ExecError for a spec, or a program, that breaks a
-  // rule.
-  EngineSpec prepare(const Data& spec, const Tensors& tensors);
+  // Reads and checks what `install` will take over, and links its programs; between steps. `tensors`: tables that were
+  // not given before. Nothing that computes changes; what was read before is left alone. Throws ExecError for a spec,
+  // or a program, that breaks a rule.
+  void prepare(NextSpec& next, const Tensors& tensors);
   // Another plan, between steps, with no transfer of a step under way and no step pending: roles, groups, units,
   // schedule. Copies on their way are given up. What stays as it was is left alone; a state without a role is dropped.
-  // `next`: what `prepare` gave. `restart_at`: all state goes, to be loaded as it was after so many steps. `memories`:
-  // see `Buckets::install`. Returns the buckets whose working copy is stale or new.
-  std::vector<BucketId> install(EngineSpec next, std::optional<std::int64_t> restart_at, BucketMemories memories = {});
+  // `next`: is prepared if it was not. `restart_at`: all state goes, to be loaded as it was after so many steps.
+  // Returns the buckets whose working copy is stale or new. Throws ExecError, and nothing has changed, for a spec that
+  // breaks a rule or was taken over before.
+  std::vector<BucketId> install(NextSpec& next, std::optional<std::int64_t> restart_at);
 
   // One step. `inputs` hold the tile's samples along dimension 0; `hyper` has, per group, the optimizer program's
   // inputs after grad_scale. Throws as said above.
@@ -211,6 +214,10 @@ class Engine {
     UnitProgram *backward_inputs = nullptr, *backward_weights = nullptr;
   };
 
+  // perform.cc
+  void perform(const commit::Actions& actions);
+  void perform(const commit::Action& action);
+
   // engine.cc
   Names names() const;
   void link(const EngineSpec& spec);
@@ -246,6 +253,7 @@ class Engine {
   void begin(std::int64_t step_index, const Tensors& inputs, double deadline_s);
   void run(const StepList& list, StepResult* result);
   void execute(const Step& step, bool train);
+  ExactTotal wait_ready();
   void vote();
   void check_copies(const commit::Actions& cast) const;
   void all_gather_votes(const std::vector<std::uint64_t>& words, const std::map<RankId, std::size_t>& peers,
@@ -275,6 +283,7 @@ class Engine {
   Buckets buckets_;
   BufferUpdates updates_;
   ShardStore shards_;
+  ReplicaSync replica_sync_;
   std::map<ProgramId, Optimizer> optimizers_;  // made when they are used
   std::map<UnitId, ResolvedUnit> resolved_;
   // A lost rank and an abort end a step between two operators: a unit takes milliseconds.

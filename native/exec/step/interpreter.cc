@@ -142,7 +142,7 @@ void Engine::run(const StepList& list, StepResult* result) {
   std::optional<Clock::time_point> pipeline_begin;  // when what the first unit reads was there
   try {
     transfers_.reap();  // what the last step left to be sent
-    if (result != nullptr) shards_.perform(machine_.begin_step());
+    if (result != nullptr) perform(machine_.begin_step());
     for (; at < list.steps.size(); ++at) {
       const Step& step = list.steps[at];
       place_.store(static_cast<std::uint64_t>(step.code) << 32 | at, std::memory_order_relaxed);
@@ -165,7 +165,8 @@ void Engine::run(const StepList& list, StepResult* result) {
       if (!runs_unit(step.code)) continue;
       if (!pipeline_begin) pipeline_begin = begin + duration_of(transfers_.wait_seconds() - waited);
       result->pipeline_seconds = seconds_since(*pipeline_begin);
-      shards_.advance();
+      shards_.take_parts();
+      replica_sync_.send_states();
     }
     place_.store(kNoPlace, std::memory_order_relaxed);
   } catch (...) {
@@ -218,16 +219,20 @@ void Engine::execute(const Step& step, bool train) {
     case OpCode::kBackwardWeights:
       return backward_weights(step);
     case OpCode::kReduce:
-      return shards_.reduce(step.bucket());
+      shards_.reduce(step.bucket());
+      // Who computes with the bucket sends states after its units: at their end they are in the way of what the vote
+      // waits for.
+      if (!machine_.reads(step.bucket())) replica_sync_.send_states();
+      return;
     case OpCode::kVote:
       return vote();
     case OpCode::kUpdate:
-      return shards_.perform(machine_.update_bucket(step.bucket()));
+      return perform(machine_.update_bucket(step.bucket()));
     case OpCode::kGather:
-      return shards_.perform(machine_.gather(step.bucket()));
+      return perform(machine_.gather(step.bucket()));
     case OpCode::kSnapshot:
-      shards_.perform(machine_.update_replicas());
-      return shards_.take_states();
+      perform(machine_.update_replicas());
+      return replica_sync_.take_states();
   }
 }
 
@@ -264,6 +269,16 @@ void Engine::all_gather_votes(const std::vector<std::uint64_t>& words, const std
   for (std::size_t i = 0; i < parts.size(); ++i) keep(i);
 }
 
+// Waits for all sums and records. Returns the sum of squares of the gradient of the boxes that this rank owns.
+ExactTotal Engine::wait_ready() {
+  shards_.wait_parts([this] { replica_sync_.hear_answers(); });
+  const ExactTotal squares = shards_.squares();
+  replica_sync_.wait_records();
+  shards_.wait_sends();
+  replica_sync_.wait_sends();
+  return squares;
+}
+
 // From here on this rank has promised that it can do its part of the step, whatever happens to others.
 void Engine::vote() {
   const double count = count_.value();
@@ -278,7 +293,7 @@ void Engine::vote() {
   mine.consumed = consumed_.spans();
   mine.loss = loss_;
   mine.count = count_;
-  mine.squares = shards_.wait_ready();
+  mine.squares = wait_ready();
   if (options_.stop_wanted) mine.flags |= Vote::kStop;
   const commit::Actions cast = machine_.cast_vote();
   check_copies(cast);
@@ -362,7 +377,7 @@ void Engine::compute_clip(double square) {
 void Engine::check_hyper(const Hypers& hyper) const {
   for (const BoxId box : all_ids<BoxId>(shards_.size())) {
     if (!machine_.owns(box) && !machine_.holds(box)) continue;
-    const BucketSpec& bucket = buckets_.spec(shards_.spec(box).bucket);
+    const BucketSpec& bucket = buckets_.spec(shards_.spec(box).bucket());
     if (!bucket.optimizer) continue;
     const ProgramSpec& program = programs_.spec(*bucket.optimizer);
     const std::size_t group = bucket.hyper_group;
@@ -376,7 +391,7 @@ void Engine::check_hyper(const Hypers& hyper) const {
 }
 
 void Engine::update(const BoxSpec& box, ShardState& state, const at::Tensor& gradient, const Hyper& hyper) {
-  const BucketSpec& bucket = buckets_.spec(box.bucket);
+  const BucketSpec& bucket = buckets_.spec(box.bucket());
   if (!bucket.optimizer) return updates_.apply(programs_, box, state, gradient);
   Optimizer& optimizer = optimizers_.try_emplace(*bucket.optimizer, programs_.linked(*bucket.optimizer)).first->second;
   optimizer.update(box, state, gradient, hyper[bucket.hyper_group]);
@@ -401,7 +416,7 @@ void Engine::refresh(const std::vector<std::vector<RankId>>& wanted, double dead
   transfers_.set_deadline(deadline_s);
   try {
     for (const BucketId bucket : all_ids<BucketId>(buckets_.size())) {
-      shards_.perform(machine_.refresh(bucket, wanted[bucket.index()]));
+      perform(machine_.refresh(bucket, wanted[bucket.index()]));
     }
     buckets_.wait_all_ready();
   } catch (...) {
@@ -433,7 +448,7 @@ std::exception_ptr Engine::finish_updates(commit::Actions updates) {
   std::exception_ptr failure;
   for (;;) {
     try {
-      shards_.perform(updates);
+      perform(updates);
       return failure;
     } catch (const ExecError&) {
       if (!failure) failure = std::current_exception();
@@ -469,6 +484,7 @@ std::exception_ptr Engine::recover() noexcept {
   }
   transfers_.drop();
   buckets_.abandon_gathers();
+  replica_sync_.abandon_transfers();
   shards_.abandon_transfers();
   values_.clear();
   saved_.clear();
@@ -483,6 +499,7 @@ std::exception_ptr Engine::recover() noexcept {
 // Of the tensors of a step.
 void Engine::end_step() {
   shards_.end_step();
+  replica_sync_.end_step();
   buckets_.end_step();
   drop_transients();
 }
