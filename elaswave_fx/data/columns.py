@@ -134,7 +134,7 @@ def refuse_null(column: Any, place: str) -> None:
     """Raise `DataError` with the number of the first null row."""
     row = _row_of_null(column)
     if row is not None:
-        raise DataError(f"{place}: row {row} has a null; leave the row out, or give it a value")
+        raise DataError(f"{place}: row {row} has a null (or NaN in JSON); leave the row out, or give it a value")
 
 
 def refuse_too_large(column: Any, place: str) -> None:

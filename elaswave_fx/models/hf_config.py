@@ -109,6 +109,11 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
         raise ConfigError(f"init_from={folder}: config.json cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ConfigError(f"init_from={folder}: config.json names no model_type")
+    if config.get("quantization_config"):
+        raise ConfigError(
+            f"init_from={folder}: config.json has a quantization_config, and quantized weights are not trained; save "
+            "the model without it (`dequantize()`, `save_pretrained`), or take the folder that it was made from"
+        )
     return config
 
 

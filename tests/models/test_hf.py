@@ -358,6 +358,10 @@ def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="names no model_type"):
         build("gpt2", GPT2, init_from=tmp_path)
+    quantized = {"model_type": "gpt2", "quantization_config": {"load_in_8bit": True}}
+    (tmp_path / "config.json").write_text(json.dumps(quantized))
+    with pytest.raises(ConfigError, match="has a quantization_config, and quantized weights are not trained"):
+        build("gpt2", GPT2, init_from=tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **GPT2, "vocab_size": VOCAB}))
     with pytest.raises(ConfigError, match=r"holds no \.safetensors file"):
         build("gpt2", {}, init_from=tmp_path)
