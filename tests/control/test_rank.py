@@ -461,7 +461,7 @@ def test_who_is_told_twice_ends_at_once() -> None:
     rank = Driver()
     rank.feed(LeaveAsked(5.0))
     (end,) = rank.feed(LeaveAsked(5.0))
-    assert isinstance(end, EndProcess) and "once more" in end.reason
+    assert isinstance(end, EndProcess) and "a second time" in end.reason
 
 
 def test_who_is_told_to_leave_before_it_is_a_member_just_ends() -> None:
