@@ -22,6 +22,7 @@ from elaswave_fx.train import train
 from tests.runs import small_config
 from tools.bench.__main__ import main
 from tools.bench.convergence import LEAST_STEPS, RANKS, Deviation, check_exact, deviation, failures_of
+from tools.bench.gpt_job import FOUR_COLUMNS, tiny
 from tools.bench.left_out import train_without
 from tools.bench.namespaces import missing
 from tools.bench.own_job import OwnJob, Variant
@@ -35,7 +36,6 @@ from tools.bench.startup import parts_of
 from tools.bench.torch_job import Settings
 from tools.bench.views import Views
 from tools.bench.whole_run import WholeRun
-from tools.bench.workload import FOUR_COLUMNS, tiny
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 needs_torchft = pytest.mark.skipif(

@@ -30,10 +30,10 @@ from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.worker.loop import Training
 from elaswave_fx.worker.worker import Worker, set_up
+from tools.bench.gpt_job import GptJob
 from tools.bench.own_job import OwnJob, Variant
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
 from tools.bench.views import Checks
-from tools.bench.workload import Workload
 
 
 class EditTimed(RankEvent, frozen=True, tag="edit_timed"):
@@ -65,11 +65,11 @@ class Edit:
 
 def lose_own(ranks: int, depth: int, victim: int) -> Edit:
     """Start a job, kill `victim`, and take the time until all survivors stand in the new epoch. Raises BenchFailed."""
-    workload = Workload(
+    gpt = GptJob(
         layers=2, width=16, heads=2, seq_len=8, global_batch=ranks, ranks=ranks, stages=depth, micro_batch=1,
         ranks_per_host=2,
     )  # fmt: skip
-    with OwnJob(workload, Variant(), steps=1, work=partial(_work, victim)) as job:
+    with OwnJob(gpt, Variant(), steps=1, work=partial(_work, victim)) as job:
         ready = [job.hear("ready") for _ in range(ranks)]
         time.sleep(SETTLE_S + PLAN_S * ranks)
         os.kill(next(report["pid"] for report in ready if report["rank"] == victim), signal.SIGKILL)

@@ -20,12 +20,12 @@ import torch
 
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import per_parameter
+from tools.bench.gpt_job import COMPUTE_BOUND, FOUR_COLUMNS, GptJob, tiny
 from tools.bench.own_job import Run, Variant, run_steps
 from tools.bench.paced_job import PacedJob, Turn
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome, aligned, in_turns, paired
 from tools.bench.verified_run import verified_run
-from tools.bench.workload import COMPUTE_BOUND, FOUR_COLUMNS, Workload, tiny
 
 REPEATS = 10
 LENGTHS = {128: COMPUTE_BOUND, 512: replace(COMPUTE_BOUND, seq_len=512, global_batch=8)}
@@ -68,10 +68,10 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     rows: list[tuple[str, ...]] = [
         ("exact over default", "processor time", "at most", "wall clock", "processor ms of a sample")
     ]
-    for tokens, workload in lengths.items():
-        possible = [size for size in sizes if size <= workload.global_batch // workload.ranks]
-        default, exact = _measure(workload, possible, STEPS[tokens], repeats, progress)
-        found = _comparisons(workload, tokens, default, exact)
+    for tokens, gpt in lengths.items():
+        possible = [size for size in sizes if size <= gpt.global_batch // gpt.ranks]
+        default, exact = _measure(gpt, possible, STEPS[tokens], repeats, progress)
+        found = _comparisons(gpt, tokens, default, exact)
         entries += [comparison.entry() for comparison in found]
         rows += [comparison.row() for comparison in found]
     loss = _lose_one(losing, repeats, progress)
@@ -82,14 +82,14 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     verify = paired("verify, against its run", [verified.verify_s], [verified.train_s], "s", FASTER_THAN_THE_RUN)
     entries += [loss.entry(), *(entry for count in counts for entry in count.entries()), verify]
     notes = ("", *aligned(rows), loss.line(), *(count.line() for count in counts))
-    return Outcome(entries, (*notes, *(workload.text() for workload in (*lengths.values(), losing, counted))))
+    return Outcome(entries, (*notes, *(gpt.text() for gpt in (*lengths.values(), losing, counted))))
 
 
 # --- Processor time
 
 
 def _measure(
-    workload: Workload, sizes: Sequence[int], steps: int, repeats: int, progress: Callable[[str], None]
+    gpt: GptJob, sizes: Sequence[int], steps: int, repeats: int, progress: Callable[[str], None]
 ) -> tuple[Turns, Turns]:
     """Return the turns in the default mode and in exact mode, by size."""
     modes = {"default": lambda size: Variant(), "exact": lambda size: Variant(exact=True, granule=size)}
@@ -97,8 +97,8 @@ def _measure(
         jobs: dict[str, PacedJob] = {}
         for mode, variant in modes.items():
             for size in sizes:
-                progress(f"{workload.seq_len} tokens: starting {mode}, {size}")
-                job = stack.enter_context(PacedJob(replace(workload, micro_batch=size), variant(size)))
+                progress(f"{gpt.seq_len} tokens: starting {mode}, {size}")
+                job = stack.enter_context(PacedJob(replace(gpt, micro_batch=size), variant(size)))
                 job.await_ready()
                 jobs[f"{mode}, {size}"] = job
         for job in jobs.values():
@@ -107,7 +107,7 @@ def _measure(
             _check(name, job.plan(), int(name.split(", ")[1]))
         taken = in_turns(
             {name: partial(job.take, steps) for name, job in jobs.items()}, repeats, progress,
-            f"{workload.seq_len} tokens, turn",
+            f"{gpt.seq_len} tokens, turn",
         )  # fmt: skip
     default, exact = ({size: taken[f"{mode}, {size}"] for size in sizes} for mode in modes)
     return default, exact
@@ -144,14 +144,14 @@ class _Comparison:
         return [1e3 * turn.all_cpu_s / self.samples for turn in turns]
 
 
-def _comparisons(workload: Workload, tokens: int, default: Turns, exact: Turns) -> list[_Comparison]:
+def _comparisons(gpt: GptJob, tokens: int, default: Turns, exact: Turns) -> list[_Comparison]:
     """At every size, and of both at their best."""
 
     def best(turns: Turns) -> int:
         return min(turns, key=lambda size: statistics.median(turn.all_cpu_s for turn in turns[size]))
 
-    compare = partial(_Comparison, samples=workload.global_batch)
-    granule, micro_batch, length = best(exact), best(default), f"{workload.seq_len} tokens"
+    compare = partial(_Comparison, samples=gpt.global_batch)
+    granule, micro_batch, length = best(exact), best(default), f"{gpt.seq_len} tokens"
     return [
         *(
             compare(f"{length}: granules of {size}", exact[size], default[size], wanted=AT_EQUAL_SIZE[tokens])
@@ -194,10 +194,10 @@ class _Loss:
         )
 
 
-def _lose_one(workload: Workload, repeats: int, progress: Callable[[str], None]) -> _Loss:
+def _lose_one(gpt: GptJob, repeats: int, progress: Callable[[str], None]) -> _Loss:
     """Compare a job that has lost a rank with one that has not."""
     with ExitStack() as stack:
-        whole, less = (stack.enter_context(PacedJob(workload, Variant(exact=True))) for _ in range(2))
+        whole, less = (stack.enter_context(PacedJob(gpt, Variant(exact=True))) for _ in range(2))
         for job in (whole, less):
             job.await_ready()
             job.take(1)
@@ -264,8 +264,8 @@ def _bytes_entry(name: str, exact: float, default: float, wanted: float) -> Entr
     return paired(name, [exact / _MIB], [default / _MIB], "MiB", 1 / wanted)
 
 
-def _count(workload: Workload) -> _Count:
-    return _Count(*(run_steps(workload, Variant(exact=exact), _COUNTED_STEPS, 1) for exact in (True, False)))
+def _count(gpt: GptJob) -> _Count:
+    return _Count(*(run_steps(gpt, Variant(exact=exact), _COUNTED_STEPS, 1) for exact in (True, False)))
 
 
 def reduced_bytes(plan: Plan) -> int:

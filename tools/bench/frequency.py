@@ -21,9 +21,9 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words, with_clocks
 from elaswave_fx.plan.work.cost import ROUNDING
 from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
+from tools.bench.gpt_job import EmulatedLanes
 from tools.bench.results import Entry, Options, Outcome, in_turns, paired
 from tools.bench.whole_run import lines_of, run_folder
-from tools.bench.workload import EmulatedLanes
 
 STEP_S = 1.0
 """About a step at nominal clocks."""
@@ -97,7 +97,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
             runs = in_turns(sides, options.repeats or REPEATS, progress, f"{case.title}: all sides, turn")
             entries += _entries(f"{case.title}, {case.nominal_w:g} W", runs["capped"], runs["fixed"])
             entries += _entries(f"{case.title}, {equal_w:g} W", runs["equal"], runs["fixed"])
-            notes += ["", f"{case.title}: {case.workload.text()}"]
+            notes += ["", f"{case.title}: {case.gpt.text()}"]
             notes += [f"  {name}: {'; '.join(clock_words(found[0].plan))}" for name, found in runs.items()]
     return Outcome(entries, notes)
 
@@ -120,7 +120,7 @@ def _least_cap_w(fixed: Plan, cap_w: float) -> float:
 
 
 def _run(case: Case, words: Sequence[str]) -> Measured:
-    with run_folder(case.workload.config(*words)) as folder:
+    with run_folder(case.gpt.config(*words)) as folder:
         lines = lines_of(folder / "metrics.jsonl")[SKIPPED:]
         plan = Plan.from_json((folder / "plan-0.json").read_text())
     return Measured(

@@ -20,10 +20,10 @@ from functools import partial
 from itertools import pairwise
 
 from elaswave_fx.plan.plan import Plan
+from tools.bench.gpt_job import EmulatedLanes, GptJob, cases_named
 from tools.bench.own_job import FOREVER, OwnJob, Variant
 from tools.bench.processes import TEST_TIMEOUT_S
 from tools.bench.results import Entry, Options, Outcome, in_turns, paired
-from tools.bench.workload import EmulatedLanes, Workload, cases_named
 
 STEP_S = 1.2
 """About an undisturbed step, without the exchange."""
@@ -50,9 +50,9 @@ class Case(EmulatedLanes):
     bytes_per_s: float = 2e6
 
     @property
-    def workload(self) -> Workload:
+    def gpt(self) -> GptJob:
         """A GPT whose parameters are large against its activations."""
-        return replace(super().workload, width=64, seq_len=8, ranks_per_host=1, tied=False)
+        return replace(super().gpt, width=64, seq_len=8, ranks_per_host=1, tied=False)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _run(case: Case, mode: str) -> Watched:
     )
     last = case.before + len(case.lost) * case.counted - 1
     words = (*case.words, f"planner.goals={mode}", f"faults=[{', '.join(losses)}]")
-    with OwnJob(case.workload, Variant(words=words), FOREVER) as job:
+    with OwnJob(case.gpt, Variant(words=words), FOREVER) as job:
         at_s, epochs = zip(*(_committed(job) for _ in range(last + 1)), strict=True)
         files = sorted(job.folder.glob("plan-*.json"), key=lambda path: int(path.stem.split("-")[1]))
         plans = tuple(Plan.from_json(path.read_text()) for path in files)
@@ -135,7 +135,7 @@ def _entries(case: Case, runs: Mapping[str, Sequence[Watched]]) -> Iterator[Entr
 def _notes(case: Case, runs: Mapping[str, Watched]) -> Iterator[str]:
     """Of the first turn: which plans there were, and how long their steps took."""
     victims = ", ".join(map(str, case.lost))
-    yield f"{case.name}: {case.workload.text()}; ranks {victims} are lost, {case.counted} steps apart"
+    yield f"{case.name}: {case.gpt.text()}; ranks {victims} are lost, {case.counted} steps apart"
     for mode, found in runs.items():
         predicted_ms = 1e3 * found.plans[0].predicted.step_s
         yield f"  {mode}: an undisturbed step {found.whole_ms:.0f} ms ({predicted_ms:.0f} predicted)"

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from tools.bench.gpt_job import EmulatedLanes
 from tools.bench.own_job import FOREVER, OwnJob, Variant
 from tools.bench.planned_stops import Step, next_step, normal_s, stops
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome
-from tools.bench.workload import EmulatedLanes
 
 STEP_S = 0.25
 RANKS, TINY_RANKS = (4, 16), (2,)
@@ -77,7 +77,7 @@ class Joined:
 
 def _join(ranks: int, step_s: float) -> Joined:
     lanes = EmulatedLanes(ranks, 1, 4, layers=2, step_s=step_s)
-    with OwnJob(lanes.workload, Variant(words=lanes.words), FOREVER) as job:
+    with OwnJob(lanes.gpt, Variant(words=lanes.words), FOREVER) as job:
         steps = [next_step(job) for _ in range(BEFORE)]
         words = [sys.executable, "-m", "elaswave_fx.worker", str(job.folder)]
         joiner = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ)

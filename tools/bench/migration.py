@@ -26,12 +26,12 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.make.planner import are_uniform
 from elaswave_fx.plan.plan import Plan
+from tools.bench.gpt_job import GptJob, cases_named, tiny
 from tools.bench.namespaces import Host, hosts, missing
 from tools.bench.own_job import FOREVER, OwnJob, Variant, Work, work_of
 from tools.bench.planned_stops import Step, next_step
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
 from tools.bench.results import Entry, Options, Outcome, in_turns, paired
-from tools.bench.workload import Workload, cases_named, tiny
 
 MODES = ("background", "blocking")
 """Values of `planner.goals`."""
@@ -54,7 +54,7 @@ class Case:
     """A change from lanes that the job is given first, so that one rank has nothing to do, to others, dp x pp; what the
     cable of each host carries; `unit_ms`: of an emulated rank."""
 
-    workload: Workload
+    gpt: GptJob
     before: tuple[int, int]
     after: tuple[int, int]
     bytes_per_s: float
@@ -64,7 +64,7 @@ class Case:
     def name(self) -> str:
         """Such as 3x1 to 4x1, width 352."""
         (dp, pp), (next_dp, next_pp) = self.before, self.after
-        return f"{dp}x{pp} to {next_dp}x{next_pp}, width {self.workload.width}"
+        return f"{dp}x{pp} to {next_dp}x{next_pp}, width {self.gpt.width}"
 
     def variant(self, mode: str, host: Host) -> Variant:
         """How the job is started."""
@@ -95,7 +95,7 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
 def _cases(is_tiny: bool) -> tuple[Case, ...]:
     """A lane more, whose rank gets all parameters; and a stage more, for which units move at every border, of a model
     and of one that has twice as many parameters, and does twice as much for each sample."""
-    lanes = Workload(
+    lanes = GptJob(
         layers=4, width=352, heads=8, seq_len=16, global_batch=12, ranks=RANKS, micro_batch=MICRO_BATCH, clip_norm=None
     )
     if is_tiny:
@@ -169,7 +169,7 @@ def _migrate(case: Case, mode: str) -> Migrated:
     with hosts(RANKS, case.bytes_per_s) as machines:
         variant = case.variant(mode, machines[0])
         work = partial(_on_its_host, machines, work_of(variant))
-        with OwnJob(case.workload, variant, FOREVER, work, machines[0].enter) as job:
+        with OwnJob(case.gpt, variant, FOREVER, work, machines[0].enter) as job:
             watched = _Watched(job)
             watched.until(lambda plan: plan.epoch == 0)
             asking = _asking(job, machines[0], case.before)

@@ -1,9 +1,9 @@
 """Our jobs for a benchmark: what `train` runs, in a child, with ranks that tell of every step that they commit.
 
-In: a workload and a `Variant`. Out: `Run`, seconds and bytes of its steps; or the job itself, while it runs.
+In: a `GptJob` and a `Variant`. Out: `Run`, seconds and bytes of its steps; or the job itself, while it runs.
 
-    run_steps(workload, Variant(copies=1), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…, …)
-    with OwnJob(workload, Variant(), steps=100000) as job:
+    run_steps(gpt, Variant(copies=1), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…, …)
+    with OwnJob(gpt, Variant(), steps=100000) as job:
         job.hear("step")                                         ->  {"rank": 0, "step": 0, "at_s": …, …}
 
 Launcher, builder, coordinator, agents and the training loop are those of users; `Training` calls a function of ours
@@ -34,9 +34,9 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.train import train
 from elaswave_fx.worker.loop import Training, refuse_other_bits
 from elaswave_fx.worker.worker import Worker, set_up
+from tools.bench.gpt_job import GptJob
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
 from tools.bench.results import Steps
-from tools.bench.workload import Workload
 
 
 class ClockRead(RankEvent, frozen=True, tag="monotonic"):
@@ -115,13 +115,13 @@ class OwnJob:
 
     def __init__(
         self,
-        workload: Workload,
+        gpt: GptJob,
         variant: Variant,
         steps: int,
         work: Work | None = None,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        config = workload.config(f"steps={steps}", *variant.overrides())
+        config = gpt.config(f"steps={steps}", *variant.overrides())
         work = work or work_of(variant)
         self._processes, self._reports = Processes(), Reports()
         self.folder = self._processes.folder / "run"
@@ -171,12 +171,12 @@ class OwnJob:
         raise BenchFailed(f"bench: the run has no event {until} after {TEST_TIMEOUT_S:g} s")
 
 
-def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) -> Run:
+def run_steps(gpt: GptJob, variant: Variant, steps: int, warm_up: int) -> Run:
     """Run one job: `warm_up` steps that do not count, then `steps` that do. Raises BenchFailed."""
-    last, ranks = warm_up + steps - 1, range(workload.ranks)
-    with OwnJob(workload, variant, warm_up + steps) as job:
+    last, ranks = warm_up + steps - 1, range(gpt.ranks)
+    with OwnJob(gpt, variant, warm_up + steps) as job:
         found: dict[tuple[int, int], Mapping[str, Any]] = {}
-        while len(found) < workload.ranks * (last + 1):
+        while len(found) < gpt.ranks * (last + 1):
             report = job.hear("step")
             found[report["rank"], report["step"]] = report
         over = {report["rank"]: report for report in (job.hear("over") for _ in ranks)}

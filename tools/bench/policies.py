@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 
 from elaswave_fx.plan.plan import Plan
+from tools.bench.gpt_job import EmulatedLanes, cases_named
 from tools.bench.results import Entry, Options, Outcome, in_turns, paired
 from tools.bench.staggered import staggered_step_s
 from tools.bench.whole_run import lines_of, run_folder
-from tools.bench.workload import EmulatedLanes, cases_named
 
 ROOM = 1.5
 """Memory of each rank, over what it needs while nobody is lost: a lane one stage shallower needs about 4/3 of it."""
@@ -122,7 +122,7 @@ def _case(case: Case, progress: Callable[[str], None], repeats: int) -> tuple[li
 
 def _undisturbed(case: Case, words: Sequence[str]) -> tuple[Phase, float]:
     """With 1F1B and all the memory that it wants; and that memory, in MiB, times `ROOM`."""
-    with run_folder(case.workload.config(*words)) as folder:
+    with run_folder(case.gpt.config(*words)) as folder:
         plan = Plan.from_json((folder / "plan-0.json").read_text())
         most = max(cost.memory_bytes for cost in plan.predicted.ranks.values())
         return _phases(folder)[0], round(ROOM * most / 2**20, 4)
@@ -130,7 +130,7 @@ def _undisturbed(case: Case, words: Sequence[str]) -> tuple[Phase, float]:
 
 def _run(case: Case, words: Sequence[str]) -> Phases:
     losses = (f"{{step: {STEPS * (n + 1)}, rank: {rank}, phase: backward}}" for n, rank in enumerate(case.lost))
-    with run_folder(case.workload.config(*words, f"faults=[{', '.join(losses)}]"), may_fail=True) as folder:
+    with run_folder(case.gpt.config(*words, f"faults=[{', '.join(losses)}]"), may_fail=True) as folder:
         return _phases(folder)
 
 
@@ -170,7 +170,7 @@ def _entries(case: Case, plain: Phase, runs: Mapping[str, Sequence[Phases]]) -> 
 def _notes(case: Case, runs: Mapping[str, Phases], memory_mb: float) -> Iterator[str]:
     """Of the first turn: what each did."""
     victims = ", ".join(map(str, case.lost))
-    yield f"{case.name}: {case.workload.text()}; {memory_mb:g} MiB a rank; ranks {victims} are lost"
+    yield f"{case.name}: {case.gpt.text()}; {memory_mb:g} MiB a rank; ranks {victims} are lost"
     for name, phases in runs.items():
         for lost, phase in enumerate(phases):
             if lost or name == "ours":

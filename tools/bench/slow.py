@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tools.bench.gpt_job import COMPUTE_BOUND, EmulatedLanes, tiny
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome
 from tools.bench.whole_run import lines_of, run_folder
-from tools.bench.workload import COMPUTE_BOUND, EmulatedLanes, tiny
 
 RANKS, VICTIM, SPEED = 8, 3, 0.5
 MICRO_BATCHES, STEP_S = 6, 0.3
@@ -56,7 +56,7 @@ def _slow(before: int, slow_steps: int, after: int) -> Iterator[Entry]:
     until = before + slow_steps
     fault = f"{{step: {before}, rank: {VICTIM}, kind: slow, speed: {SPEED}, steps: {slow_steps}}}"
     words = (*lanes.words, f"steps={until + after}", f"faults=[{fault}]")
-    with run_folder(lanes.workload.config(*words)) as folder:
+    with run_folder(lanes.gpt.config(*words)) as folder:
         lines, events = lines_of(folder / "metrics.jsonl"), lines_of(folder / "events.jsonl")
     changes = [_first_step(lines, event["epoch"]) for event in events if event["kind"] == "slowed"]
     if not changes:
@@ -96,8 +96,8 @@ def _median_ms(lines: Sequence[dict[str, Any]]) -> float:
 
 def _overloaded(steps: int) -> Entry:
     """Plans that have changed, of which none is wanted: as many as one more than there were."""
-    workload = tiny(COMPUTE_BOUND)
-    with _spinning(os.cpu_count() or 1), run_folder(workload.config(f"steps={steps}")) as folder:
+    gpt = tiny(COMPUTE_BOUND)
+    with _spinning(os.cpu_count() or 1), run_folder(gpt.config(f"steps={steps}")) as folder:
         slowed = [event for event in lines_of(folder / "events.jsonl") if event["kind"] == "slowed"]
         ms = _median_ms(lines_of(folder / "metrics.jsonl"))
     found = 1.0 + len(slowed)

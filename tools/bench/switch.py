@@ -19,11 +19,11 @@ from elaswave_fx.control.agent.ask_to_reshape import ask_to_reshape
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.plan import Plan
+from tools.bench.gpt_job import FOUR_COLUMNS, EmulatedLanes, GptJob, tiny
 from tools.bench.own_job import FOREVER, OwnJob, Variant
 from tools.bench.planned_stops import Step, next_step, normal_s, stops
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome
-from tools.bench.workload import FOUR_COLUMNS, EmulatedLanes, Workload, tiny
 
 FOUR = ((4, 1), (2, 2), (1, 4), (3, 1), (1, 3), (2, 1))
 SIXTEEN = ((16, 1), (8, 2), (4, 4), (2, 8), (5, 3), (3, 5))
@@ -48,7 +48,7 @@ class Case:
     """A job, and the layouts that it is given. `words`: overrides."""
 
     name: str
-    workload: Workload
+    gpt: GptJob
     layouts: tuple[tuple[int, int], ...]
     words: tuple[str, ...] = ()
 
@@ -94,7 +94,7 @@ def _cases(is_tiny: bool) -> Iterator[Case]:
         return
     yield Case("4 ranks", FOUR_COLUMNS, FOUR)
     lanes = EmulatedLanes(16, 1, 4, layers=8, step_s=STEP_S)
-    yield Case("16 emulated ranks", lanes.workload, SIXTEEN, lanes.words)
+    yield Case("16 emulated ranks", lanes.gpt, SIXTEEN, lanes.words)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Switch:
 
 def _switches(case: Case) -> Iterator[Switch]:
     """Each layout after the other, and the first one again, `ROUNDS` times."""
-    with OwnJob(case.workload, Variant(words=case.words_of(case.layouts[0])), FOREVER) as job:
+    with OwnJob(case.gpt, Variant(words=case.words_of(case.layouts[0])), FOREVER) as job:
         for _ in range(BEFORE):
             next_step(job)
         address = JobFile.read(job.folder).address()
@@ -149,8 +149,8 @@ def _until_reached(job: OwnJob, layout: tuple[int, int], answer: Future[str]) ->
 def _restart_s(case: Case) -> float:
     """From the last step of a job, which saves, to the first one of another that goes on from it with other lanes."""
     one, other = case.words_of(case.layouts[1]), case.words_of(case.layouts[0])
-    with OwnJob(case.workload, Variant(words=(*one, f"checkpoint.every={BEFORE}")), BEFORE) as job:
+    with OwnJob(case.gpt, Variant(words=(*one, f"checkpoint.every={BEFORE}")), BEFORE) as job:
         last = [next_step(job) for _ in range(BEFORE)][-1]
         job.events(until="finished")
-        with OwnJob(case.workload, Variant(words=(*other, f"resume={job.folder}")), 2 * BEFORE) as again:
+        with OwnJob(case.gpt, Variant(words=(*other, f"resume={job.folder}")), 2 * BEFORE) as again:
             return next_step(again).at_s - last.at_s

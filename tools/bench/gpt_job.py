@@ -31,7 +31,7 @@ EMULATED_MICRO_BATCH = 4
 
 
 @dataclass(frozen=True)
-class Workload:
+class GptJob:
     """A GPT without dropout on random tokens, AdamW: `ranks / stages` pipelines, `ranks_per_host` ranks on a host.
 
     `micro_batch`: the most samples that run at once; None: the planner chooses. `tied`: head and token embedding.
@@ -86,7 +86,7 @@ class Workload:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
     def text(self) -> str:
-        """Describe the workload in one line, for under the table."""
+        """Describe the job in one line, for under the table."""
         layout = "data parallel, each on a host of its own"
         if self.stages > 1:
             layout = f"{self.ranks // self.stages} x {self.stages}, micro-batches of {self.micro_batch}"
@@ -113,9 +113,9 @@ class EmulatedLanes:
         return f"{self.dp}x{self.pp}, m={self.m}"
 
     @property
-    def workload(self) -> Workload:
+    def gpt(self) -> GptJob:
         """A GPT so small that its parameters take no time."""
-        return Workload(
+        return GptJob(
             layers=self.layers, width=16, heads=2, seq_len=16, global_batch=self.dp * self.m * EMULATED_MICRO_BATCH,
             ranks=self.dp * self.pp, stages=self.pp, micro_batch=EMULATED_MICRO_BATCH, clip_norm=None,
         )  # fmt: skip
@@ -146,13 +146,13 @@ def cases_named(cases: Sequence[_Case], only: str) -> list[_Case]:
     return chosen
 
 
-COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
+COMPUTE_BOUND = GptJob(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
 """`copies` and `steady` run this: there is a rank per core, and a step is almost all matrix products."""
 
-FOUR_COLUMNS = Workload(layers=2, width=128, heads=4, seq_len=64, global_batch=16, ranks=4)
+FOUR_COLUMNS = GptJob(layers=2, width=128, heads=4, seq_len=64, global_batch=16, ranks=4)
 """`recovery` runs this, data parallel 4x1."""
 
-PIPELINE_SMALL = Workload(
+PIPELINE_SMALL = GptJob(
     layers=8, width=64, heads=4, seq_len=64, global_batch=16, ranks=2, clip_norm=None, micro_batch=2, tied=False
 )
 """`pipeline`, which sets the number of ranks, runs this: kernels take some tens of microseconds."""
@@ -160,15 +160,15 @@ PIPELINE_SMALL = Workload(
 PIPELINE_LARGE = replace(PIPELINE_SMALL, width=512, heads=8, seq_len=128, global_batch=8, micro_batch=1)
 """`pipeline` runs this: almost all of a step is matrix products."""
 
-MEMORY = Workload(
+MEMORY = GptJob(
     layers=8, width=512, heads=8, seq_len=128, global_batch=16, ranks=4, stages=2, micro_batch=2, ranks_per_host=2
 )
 """`startup` runs this: it is laid out as the demo, with hundreds of MB at each rank."""
 
 
-def tiny(workload: Workload) -> Workload:
+def tiny(gpt: GptJob) -> GptJob:
     """Make it small, to see that a benchmark runs."""
-    return replace(workload, layers=1, width=16, heads=2, seq_len=16, global_batch=8)
+    return replace(gpt, layers=1, width=16, heads=2, seq_len=16, global_batch=8)
 
 
 def _word(value: float | None) -> str:
