@@ -9,16 +9,14 @@ In: a name. Out: our configuration of it, and the same model and data for a plai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
-from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.gpt import GPT
 
 LINK_GBIT_S = 10.0
@@ -125,25 +123,6 @@ class EmulatedLanes:
         """The overrides that make ranks emulated ones, and samples granules."""
         units = (self.m + self.pp - 1) * (2 * self.layers + 2) * EMULATED_MICRO_BATCH
         return "device=emulated", f"emulated.unit_ms={1e3 * self.step_s * self.pp / units}", "parallel.granule=1"
-
-
-class Named(Protocol):
-    """A case of a benchmark that has several."""
-
-    @property
-    def name(self) -> str: ...
-
-
-_Case = TypeVar("_Case", bound=Named)
-
-
-def cases_named(cases: Sequence[_Case], only: str) -> list[_Case]:
-    """Those with `only` in their name. Raises ConfigError where no case has it."""
-    chosen = [case for case in cases if only in case.name]
-    if not chosen:
-        names = "; ".join(case.name for case in cases)
-        raise ConfigError(f"--only {only}: no case has this in its name; there are {names}")
-    return chosen
 
 
 COMPUTE_BOUND = GptJob(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)

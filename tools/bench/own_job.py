@@ -3,7 +3,7 @@
 In: a `GptJob` and a `Variant`. Out: `Run`, seconds and bytes of its steps; or the job itself, while it runs.
 
     run_steps(gpt, Variant(copies=1), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…, …)
-    with OwnJob(gpt, Variant(), steps=100000) as job:
+    with OwnJob(Variant().config(gpt)) as job:
         job.hear("step")                                         ->  {"rank": 0, "step": 0, "at_s": …, …}
 
 Launcher, builder, coordinator, agents and the training loop are those of users; `Training` calls a function of ours
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+import elaswave_fx.build.builder  # noqa: F401 - once, and not in every child
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices import make_device
@@ -45,6 +46,13 @@ class ClockRead(RankEvent, frozen=True, tag="monotonic"):
     monotonic_s: float
 
 
+FOREVER = 1_000_000
+"""A job of so many steps is ended when nothing more is wanted of it."""
+
+RUN_TIMEOUT_S = 900.0
+"""A run of many ranks takes minutes."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """A kind of job, with so many `copies` of each box in other ranks' memory. If it is not `guarded`, the agents say
@@ -63,10 +71,10 @@ class Variant:
     granule: int = 1
     words: tuple[str, ...] = ()
 
-    def overrides(self) -> tuple[str, ...]:
-        """Return the overrides that the command line would have."""
-        return (
-            f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
+    def config(self, gpt: GptJob, steps: int = FOREVER) -> Config:
+        """Return the configuration of so many steps."""
+        return gpt.config(
+            f"steps={steps}", f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
             f"launch.exit_words={str(self.exit_words).lower()}", f"exact={str(self.exact).lower()}",
             f"parallel.granule={self.granule}", *self.words,
         )  # fmt: skip
@@ -91,9 +99,6 @@ class Run(Steps):
     resident: tuple[Resident, ...]
 
 
-FOREVER = 1_000_000
-"""A job of so many steps is ended when nothing more is wanted of it."""
-
 _LOOK_EVERY_S = 0.01
 
 Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any] | None]
@@ -113,16 +118,8 @@ class OwnJob:
     ranks do; if not given, they train and tell of every step. `begin`: what the launcher's process does first.
     """
 
-    def __init__(
-        self,
-        gpt: GptJob,
-        variant: Variant,
-        steps: int,
-        work: Work | None = None,
-        begin: Callable[[], None] = lambda: None,
-    ) -> None:
-        config = gpt.config(f"steps={steps}", *variant.overrides())
-        work = work or work_of(variant)
+    def __init__(self, config: Config, work: Work | None = None, begin: Callable[[], None] = lambda: None) -> None:
+        work = work or work_of(Variant())
         self._processes, self._reports = Processes(), Reports()
         self.folder = self._processes.folder / "run"
         self.folder.mkdir()
@@ -130,7 +127,8 @@ class OwnJob:
         def body(channel: Channel) -> None:
             self._reports.close_reader()
             begin()
-            train(Job(config, self.folder, {}, ()), partial(_with_clock, partial(work, self._reports)))
+            if train(Job(config, self.folder, {}, ()), partial(_with_clock, partial(work, self._reports))) != 0:
+                raise BenchFailed("bench: the run failed")
 
         self._child = self._processes.fork("train", body)
         self._reports.close_writer()
@@ -142,6 +140,10 @@ class OwnJob:
         self._processes.end("train")
         self._processes.__exit__()
         self._reports.close_reader()
+
+    def join(self) -> None:
+        """Wait for the end of the run. Raises BenchFailed where it has failed."""
+        self._processes.join("train", RUN_TIMEOUT_S)
 
     def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
         """Return the next report of a rank of that kind; raises BenchFailed with the end of the log when none comes."""
@@ -156,13 +158,16 @@ class OwnJob:
             time.sleep(_LOOK_EVERY_S)
         return path.read_text()
 
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Return the JSON lines of a file of the run directory that are complete."""
+        return [json.loads(line) for line in (self.folder / name).read_text().split("\n")[:-1]]
+
     def events(self, until: str) -> list[dict[str, Any]]:
         """Return the run's events once one of kind `until` is written; `at_s` is the moment of each by the monotonic
         clock, which all processes of a machine share. Raises BenchFailed when there is none in time."""
         end = time.monotonic() + TEST_TIMEOUT_S
         while time.monotonic() < end:
-            lines = (self.folder / "events.jsonl").read_text().split("\n")[:-1]
-            events = [json.loads(line) for line in lines]
+            events = self.lines("events.jsonl")
             if any(event["kind"] == until for event in events):
                 clock = next(event for event in events if event["kind"] == "monotonic")
                 began_s = clock["monotonic_s"] - clock["t_ms"] / 1e3
@@ -174,7 +179,7 @@ class OwnJob:
 def run_steps(gpt: GptJob, variant: Variant, steps: int, warm_up: int) -> Run:
     """Run one job: `warm_up` steps that do not count, then `steps` that do. Raises BenchFailed."""
     last, ranks = warm_up + steps - 1, range(gpt.ranks)
-    with OwnJob(gpt, variant, warm_up + steps) as job:
+    with OwnJob(variant.config(gpt, warm_up + steps), work_of(variant)) as job:
         found: dict[tuple[int, int], Mapping[str, Any]] = {}
         while len(found) < gpt.ranks * (last + 1):
             report = job.hear("step")

@@ -18,7 +18,7 @@ from typing import Any
 
 from elaswave_fx.plan.plan import Plan
 from tools.bench.gpt_job import GptJob
-from tools.bench.own_job import FOREVER, OwnJob, Variant, work_of
+from tools.bench.own_job import OwnJob, Variant, work_of
 from tools.bench.processes import BenchFailed
 
 
@@ -45,7 +45,7 @@ class PacedJob:
         self._committed = 0  # steps
         self._pids: dict[int, int] = {}
         self._epoch = 0
-        self._job = OwnJob(gpt, variant, FOREVER, work_of(variant, self._wait))
+        self._job = OwnJob(variant.config(gpt), work_of(variant, self._wait))
 
     def __enter__(self) -> PacedJob:
         return self

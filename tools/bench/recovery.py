@@ -20,7 +20,7 @@ import torch
 from elaswave_fx.errors import ConfigError
 from tools.bench.gpt_job import FOUR_COLUMNS, GptJob, tiny
 from tools.bench.links import CannotCut
-from tools.bench.own_job import FOREVER, OwnJob, Variant
+from tools.bench.own_job import OwnJob, Variant, work_of
 from tools.bench.processes import BenchFailed
 from tools.bench.recovery_trial import Fault, Loss, cut, kill, lose, parts_of, phases, stop
 from tools.bench.results import Entry, Options, Outcome, aligned, medians, p95
@@ -66,7 +66,7 @@ class Bench:
     def own(self, victim: int, phase: float, fault: Fault = kill, told: bool = True) -> Loss:
         """Lose a rank of a run of ours."""
         variant = Variant(resident_bytes=self.resident_bytes, exit_words=told)
-        with OwnJob(self.gpt, variant, FOREVER) as job:
+        with OwnJob(variant.config(self.gpt), work_of(variant)) as job:
             loss = lose(job, self.gpt.ranks, victim, phase, fault)
             return replace(loss, parts=parts_of(job.events(until="resumed"), loss))
 
