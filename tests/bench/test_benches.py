@@ -25,7 +25,7 @@ from tools.bench.convergence import LEAST_STEPS, RANKS, Deviation, WholeRun, che
 from tools.bench.gpt_job import FOUR_COLUMNS, tiny
 from tools.bench.left_out import train_without
 from tools.bench.namespaces import missing
-from tools.bench.own_job import OwnJob, Variant
+from tools.bench.own_job import OwnJob
 from tools.bench.pipeline import check_losses
 from tools.bench.processes import BenchFailed
 from tools.bench.recovery import DEFAULTS, best_of, entries_of
@@ -311,7 +311,7 @@ def test_the_parts_of_a_loss_count_from_the_signal_by_one_clock() -> None:
 
 def test_the_events_of_a_run_have_the_clock_of_whoever_times_it() -> None:
     began_s = time.monotonic()
-    with OwnJob(Variant().config(tiny(FOUR_COLUMNS))) as job:
+    with OwnJob(tiny(FOUR_COLUMNS).config()) as job:
         loss = lose(job, 4, victim=2, phase=0.5)
         at_s = {event["kind"]: event["at_s"] for event in job.events(until="resumed")}
     moments = [began_s, at_s["started"], loss.signal_s, at_s["detected"], at_s["stopped"], at_s["agreed"]]

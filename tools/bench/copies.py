@@ -23,10 +23,10 @@ STEPS, WARM_UP = 6, 2
 """Each job takes so many steps after those of its warm-up."""
 
 VARIANTS = {
-    "none": Variant(copies=0),
-    "state": Variant(copies=1, mode="state"),
-    "fp32 records": Variant(copies=1),
-    "bf16 records": Variant(copies=1, record="bf16"),
+    "none": Variant(("copies.count=0",)),
+    "state": Variant(("copies.mode=state",)),
+    "fp32 records": Variant(),
+    "bf16 records": Variant(("copies.record=bf16",)),
 }
 OVERHEAD_WANTED = 1 / 1.03
 BYTES_WANTED = {"fp32 records": 1 / 0.34, "bf16 records": 1 / 0.17}

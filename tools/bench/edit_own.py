@@ -29,7 +29,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.worker.loop import Training
 from elaswave_fx.worker.worker import Worker, set_up
 from tools.bench.gpt_job import GptJob
-from tools.bench.own_job import OwnJob, Variant
+from tools.bench.own_job import OwnJob
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
 from tools.bench.views import Checks
 
@@ -60,7 +60,7 @@ def lose_own(ranks: int, depth: int, victim: int) -> Edit:
         layers=2, width=16, heads=2, seq_len=8, global_batch=ranks, ranks=ranks, stages=depth, micro_batch=1,
         ranks_per_host=2,
     )  # fmt: skip
-    with OwnJob(Variant().config(gpt, steps=1), partial(_work, victim)) as job:
+    with OwnJob(gpt.config("steps=1"), partial(_work, victim)) as job:
         ready = [job.hear("ready") for _ in range(ranks)]
         time.sleep(SETTLE_S + PLAN_S * ranks)
         os.kill(next(report["pid"] for report in ready if report["rank"] == victim), signal.SIGKILL)

@@ -30,6 +30,7 @@ from tools.bench.paced_job import PacedJob, Turn
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome, aligned, in_turns, paired
 
+EXACT = ("exact=true",)
 REPEATS = 10
 LENGTHS = {128: COMPUTE_BOUND, 512: replace(COMPUTE_BOUND, seq_len=512, global_batch=8)}
 STEPS = {128: 2, 512: 1}
@@ -95,7 +96,7 @@ def _measure(
     gpt: GptJob, sizes: Sequence[int], steps: int, repeats: int, progress: Callable[[str], None]
 ) -> tuple[Turns, Turns]:
     """Return the turns in the default mode and in exact mode, by size."""
-    modes = {"default": lambda size: Variant(), "exact": lambda size: Variant(exact=True, granule=size)}
+    modes = {"default": lambda size: Variant(), "exact": lambda size: Variant((*EXACT, f"parallel.granule={size}"))}
     with ExitStack() as stack:
         jobs: dict[str, PacedJob] = {}
         for mode, variant in modes.items():
@@ -155,7 +156,7 @@ def _lose_one(gpt: GptJob, repeats: int, progress: Callable[[str], None]) -> tup
     """Compare a job that has lost a rank with one that has not: the ranks with most to do, by their processor time,
     with the growth of what they have to do, in granules through all units."""
     with ExitStack() as stack:
-        whole, less = (stack.enter_context(PacedJob(gpt, Variant(exact=True))) for _ in range(2))
+        whole, less = (stack.enter_context(PacedJob(gpt, Variant(EXACT))) for _ in range(2))
         for job in (whole, less):
             job.await_ready()
             job.take(1)
@@ -195,7 +196,7 @@ def _mean(seconds: Mapping[int, float], ranks: Sequence[int]) -> float:
 
 def _count(gpt: GptJob) -> tuple[list[Entry], str]:
     """Compare the bytes of one number of ranks: what the plan says of gradients, and all that is sent."""
-    exact, default = (run_steps(gpt, Variant(exact=exact), _COUNTED_STEPS, 1) for exact in (True, False))
+    exact, default = (run_steps(gpt, Variant(words), _COUNTED_STEPS, 1) for words in (EXACT, ()))
     reduced, planned = reduced_bytes(exact.plan), reduced_bytes(default.plan)
     name = f"{gpt.ranks} ranks, bytes of a step"
     entries = [

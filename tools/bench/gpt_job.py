@@ -24,6 +24,9 @@ LINK_GBIT_S = 10.0
 
 VOCABULARY = 256
 
+FOREVER = 1_000_000
+"""Steps that no job takes."""
+
 EMULATED_MICRO_BATCH = 4
 """Samples of a micro-batch of emulated ranks, each of them a granule."""
 
@@ -49,9 +52,11 @@ class GptJob:
     tied: bool = True
 
     def config(self, *overrides: str) -> Config:
-        """Return the configuration, as the command line would give it."""
+        """Return the configuration, as the command line would give it; of a job that is ended when nothing more is
+        wanted of it, unless its `steps` are given."""
         return load_config(
             [
+                f"steps={FOREVER}",
                 "model=gpt", f"model.layers={self.layers}", f"model.width={self.width}", f"model.heads={self.heads}",
                 "data=synthetic", f"data.vocab_size={VOCABULARY}", f"seq_len={self.seq_len}",
                 f"model.tied={_word(self.tied)}", f"global_batch={self.global_batch}",

@@ -2,9 +2,9 @@
 
 In: a `GptJob` and a `Variant`. Out: `Run`, seconds and bytes of its steps; or the job itself, while it runs.
 
-    run_steps(gpt, Variant(copies=1), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…, …)
-    with OwnJob(Variant().config(gpt)) as job:
-        job.hear("step")                                         ->  {"rank": 0, "step": 0, "at_s": …, …}
+    run_steps(gpt, Variant(), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…, …)
+    with OwnJob(gpt.config()) as job:
+        job.hear("step")                               ->  {"rank": 0, "step": 0, "at_s": …, …}
 
 Launcher, builder, coordinator, agents and the training loop are those of users; `Training` calls a function of ours
 after each step, and that is all that is added.
@@ -46,38 +46,18 @@ class ClockRead(RankEvent, frozen=True, tag="monotonic"):
     monotonic_s: float
 
 
-FOREVER = 1_000_000
-"""A job of so many steps is ended when nothing more is wanted of it."""
-
 RUN_TIMEOUT_S = 900.0
 """A run of many ranks takes minutes."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of job, with so many `copies` of each box in other ranks' memory. If it is not `guarded`, the agents say
-    goodbye before the first step, so that there are no heartbeats, proofs of commits or ledger. With `exit_words` the
-    launcher tells of children that end. A rank has `resident_bytes` in memory besides. `exact` and `granule` are the
-    keys of these names, `words` further overrides.
-    """
+    """A kind of job, by its overrides. If it is not `guarded`, the agents say goodbye before the first step, so that
+    there are no heartbeats, proofs of commits or ledger. A rank has `resident_bytes` in memory besides."""
 
-    copies: int = 1
-    record: str = "fp32"
-    mode: str = "log"
-    guarded: bool = True
-    exit_words: bool = True
-    resident_bytes: int = 0
-    exact: bool = False
-    granule: int = 1
     words: tuple[str, ...] = ()
-
-    def config(self, gpt: GptJob, steps: int = FOREVER) -> Config:
-        """Return the configuration of so many steps."""
-        return gpt.config(
-            f"steps={steps}", f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
-            f"launch.exit_words={str(self.exit_words).lower()}", f"exact={str(self.exact).lower()}",
-            f"parallel.granule={self.granule}", *self.words,
-        )  # fmt: skip
+    guarded: bool = True
+    resident_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +88,7 @@ Pause = Callable[[int], object]
 """Called by a rank, with its number, before each of its steps."""
 
 
-def work_of(variant: Variant, pause: Pause = lambda rank: None) -> Work:
+def work_of(variant: Variant = Variant(), pause: Pause = lambda rank: None) -> Work:
     """Train as users do, and tell of every step."""
     return partial(_work, variant, pause)
 
@@ -119,7 +99,7 @@ class OwnJob:
     """
 
     def __init__(self, config: Config, work: Work | None = None, begin: Callable[[], None] = lambda: None) -> None:
-        work = work or work_of(Variant())
+        work = work or work_of()
         self._processes, self._reports = Processes(), Reports()
         self.folder = self._processes.folder / "run"
         self.folder.mkdir()
@@ -179,7 +159,7 @@ class OwnJob:
 def run_steps(gpt: GptJob, variant: Variant, steps: int, warm_up: int) -> Run:
     """Run one job: `warm_up` steps that do not count, then `steps` that do. Raises BenchFailed."""
     last, ranks = warm_up + steps - 1, range(gpt.ranks)
-    with OwnJob(variant.config(gpt, warm_up + steps), work_of(variant)) as job:
+    with OwnJob(gpt.config(*variant.words, f"steps={warm_up + steps}"), work_of(variant)) as job:
         found: dict[tuple[int, int], Mapping[str, Any]] = {}
         while len(found) < gpt.ranks * (last + 1):
             report = job.hear("step")

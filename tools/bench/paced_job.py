@@ -1,6 +1,6 @@
 """Jobs of ours that live side by side, of which one at a time takes steps, so that the machine's noise hits all alike.
 
-    with PacedJob(gpt, Variant(exact=True)) as job:
+    with PacedJob(gpt, Variant(("exact=true",))) as job:
         job.take(3)   ->  Turn(wall_s=0.41, cpu_s={0: 0.39, 1: 0.40}), seconds of a step
         job.lose(2)   # the next steps are the others'
 
@@ -45,7 +45,7 @@ class PacedJob:
         self._committed = 0  # steps
         self._pids: dict[int, int] = {}
         self._epoch = 0
-        self._job = OwnJob(variant.config(gpt), work_of(variant, self._wait))
+        self._job = OwnJob(gpt.config(*variant.words), work_of(variant, self._wait))
 
     def __enter__(self) -> PacedJob:
         return self

@@ -27,7 +27,7 @@ STEPS = {PIPELINE_SMALL.width: (20, 5), PIPELINE_LARGE.width: (3, 1)}
 
 WANTED = {PIPELINE_SMALL.width: 1.3, PIPELINE_LARGE.width: 1.0}
 LOSS_TOLERANCE = 1e-4
-ALONE = Variant(copies=0, guarded=False)
+ALONE = Variant(("copies.count=0",), guarded=False)
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:

@@ -22,7 +22,7 @@ from elaswave_fx.plan.make.planner import are_uniform
 from tools.bench.gpt_job import FOUR_COLUMNS, EmulatedLanes, GptJob, tiny
 from tools.bench.losses import MODES
 from tools.bench.namespaces import missing
-from tools.bench.own_job import OwnJob, Variant
+from tools.bench.own_job import OwnJob
 from tools.bench.processes import BenchFailed
 from tools.bench.recording import QUIET, Layout, LiveRun, Recording, normal_s, seconds, stops
 from tools.bench.scenarios import Comparison, Figures, Runs, Scenario, Side, Table
@@ -127,7 +127,7 @@ def restart(words: Sequence[str], live: LiveRun) -> None:
     last = live.take(BEFORE)
     live.job.events(until="finished")
     overrides = (*live.words, *words, f"resume={live.job.folder}", f"steps={2 * BEFORE}", "checkpoint.every=0")
-    with OwnJob(Variant(words=overrides).config(live.gpt)) as again:
+    with OwnJob(live.gpt.config(*overrides)) as again:
         live.noted["restart"] = LiveRun(again, live.gpt).take().at_s - last.at_s
 
 

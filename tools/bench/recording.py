@@ -1,6 +1,6 @@
 """A run under way, its steps as the first rank commits them, and what is known of it once it has been recorded.
 
-    with OwnJob(Variant().config(gpt)) as job:
+    with OwnJob(gpt.config()) as job:
         live = LiveRun(job, gpt)
         live.take(8)
         live.reshape((2, 2))          until the job has 2 lanes of 2 stages, and all replicas are in sync

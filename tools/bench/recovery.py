@@ -65,8 +65,8 @@ class Bench:
 
     def own(self, victim: int, phase: float, fault: Fault = kill, told: bool = True) -> Loss:
         """Lose a rank of a run of ours."""
-        variant = Variant(resident_bytes=self.resident_bytes, exit_words=told)
-        with OwnJob(variant.config(self.gpt), work_of(variant)) as job:
+        variant = Variant((f"launch.exit_words={told}".lower(),), resident_bytes=self.resident_bytes)
+        with OwnJob(self.gpt.config(*variant.words), work_of(variant)) as job:
             loss = lose(job, self.gpt.ranks, victim, phase, fault)
             return replace(loss, parts=parts_of(job.events(until="resumed"), loss))
 

@@ -25,7 +25,7 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
 from tools.bench.gpt_job import GptJob
 from tools.bench.namespaces import Host, hosts
-from tools.bench.own_job import OwnJob, Variant, Work, work_of
+from tools.bench.own_job import OwnJob, Work, work_of
 from tools.bench.processes import JobEnded, Reports
 from tools.bench.recording import LiveRun, Recording
 from tools.bench.results import Entry, Options, Outcome, in_turns, paired
@@ -116,12 +116,12 @@ class Scenario:
         """Run a side once. Raises `BenchFailed`."""
         with ExitStack() as stack:
             stack.enter_context(self.beside())
-            words, work, machines, begin = (*self.words, *side.words), work_of(Variant()), (), lambda: None
+            words, work, machines, begin = (*self.words, *side.words), work_of(), (), lambda: None
             if self.bytes_per_s is not None:
                 machines = stack.enter_context(hosts(self.gpt.ranks, self.bytes_per_s))
                 words, begin = (*words, f"launch.host={machines[0].address}"), machines[0].enter
                 work = partial(_on_its_host, machines, work)
-            job = stack.enter_context(OwnJob(Variant(words=words).config(self.gpt), work, begin))
+            job = stack.enter_context(OwnJob(self.gpt.config(*words), work, begin))
             live = LiveRun(job, self.gpt, words, machines)
             side.script(live)
             return live.recording()

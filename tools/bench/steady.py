@@ -25,9 +25,9 @@ STEPS, WARM_UP = 6, 2
 WANTED = 1 / 1.02
 
 VARIANTS = {
-    "on": Variant(copies=1),
-    "off": Variant(copies=0, guarded=False),
-    "copies alone": Variant(copies=1, guarded=False),
+    "on": Variant(),
+    "off": Variant(("copies.count=0",), guarded=False),
+    "copies alone": Variant(guarded=False),
 }
 
 
