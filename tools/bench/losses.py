@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from elaswave_fx.plan.plan import Plan
@@ -53,47 +53,35 @@ NOISE, AS_PREDICTED, DROP_REPLICA, PROPORTIONAL = 0.99, 0.97, 1.15, (0.96, 0.95,
 def policy(dp: int, pp: int, m: int, lost: Sequence[int], layers: int = 24, step_s: float = STEP_S) -> Scenario:
     """All policies begin with the same plan and memory, and lose the same ranks at the same steps."""
     lanes, steps = EmulatedLanes(dp, pp, m, layers, step_s), f"steps={EVERY * (len(lost) + 1)}"
-    script, faults = partial(to_the_end, may_fail=True), kills(lost, EVERY, EVERY)
-    sides = {name: Side((*own, steps, faults), script) for name, own in POLICIES.items()}
+    faults, rival = kills(lost, EVERY, EVERY), partial(to_the_end, may_fail=True)
+    scripts = dict.fromkeys(POLICIES, rival) | {"ours": to_the_end}
+    sides = {name: Side((*own, steps, faults), scripts[name]) for name, own in POLICIES.items()}
     return Scenario(
         lanes.name, lanes.gpt, sides, between_losses, tuple(_against_policies(len(lost))), partial(_policy_notes, lost),
         words=lanes.words, reference=Side((f"steps={EVERY}", "parallel.schedule=1f1b")), prepare=_with_room,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Phase:
-    """The steps between two losses: their median, and the last of their plans."""
-
-    step_ms: float
-    plan: Plan
-
-    @property
-    def predicted_ms(self) -> float:
-        """The plan's step."""
-        return 1e3 * self.plan.predicted.step_s
-
-
-def phases(run: Recording) -> list[Phase]:
-    """Before the first loss, after it, …; fewer where the policy had no answer."""
+def phases(run: Recording) -> list[tuple[float, float, Plan]]:
+    """Before the first loss, after it, …; fewer where the policy had no answer. The median of the steps, the step of
+    the last plan, both in milliseconds, and that plan."""
     by_size: dict[int, list[tuple[float, int]]] = {}
     for line in run.metrics:
         by_size.setdefault(line["world_size"], []).append((line["step_ms"], line["epoch"]))
-    return [
-        Phase(statistics.median(ms for ms, _ in steps[SKIPPED:] or steps), run.plans[steps[-1][1]])
-        for steps in by_size.values()
-    ]
+    plans = [run.plans[steps[-1][1]] for steps in by_size.values()]
+    medians_ms = [statistics.median(ms for ms, _ in steps[SKIPPED:] or steps) for steps in by_size.values()]
+    return [(ms, 1e3 * plan.predicted.step_s, plan) for ms, plan in zip(medians_ms, plans, strict=True)]
 
 
 def between_losses(run: Recording) -> Figures:
     """`1 lost`: the step after one loss, and as long as the samples of the `whole batch` take at its rate: more where a
     policy leaves samples out, as `smaller_batch` and TorchFT do."""
     found, ranks = dict[str, float](), len(run.plans[0].ranks)
-    for lost, phase in enumerate(each := phases(run)):
-        work, name = phase.plan.workload, f"{lost} lost"
-        found |= {name: phase.step_ms, f"{name}: as predicted": phase.predicted_ms}
-        found[f"{name}: proportional"] = each[0].step_ms * ranks / (ranks - lost)
-        found[f"{name}: whole batch"] = phase.step_ms * work.options.global_batch / work.samples
+    for lost, (step_ms, predicted_ms, plan) in enumerate(phases(run)):
+        work, name = plan.workload, f"{lost} lost"
+        found |= {name: step_ms, f"{name}: as predicted": predicted_ms}
+        found[f"{name}: proportional"] = found["0 lost"] * ranks / (ranks - lost)
+        found[f"{name}: whole batch"] = step_ms * work.options.global_batch / work.samples
     return found
 
 
@@ -126,16 +114,16 @@ def _policy_notes(lost: Sequence[int], scenario: Scenario, runs: Runs) -> Iterat
     yield from ("", f"{scenario.name}: {scenario.gpt.text()}; {room}; ranks {', '.join(map(str, lost))} are lost")
     for name in scenario.sides:
         found = phases(runs[name][0])
-        for count, phase in enumerate(found):
+        for count, (step_ms, predicted_ms, plan) in enumerate(found):
             if count or name == "ours":
-                over, work = phase.step_ms / phase.predicted_ms, phase.plan.workload
+                work = plan.workload
                 of_batch = f" for {work.samples} of {work.options.global_batch} samples" if work.skipped else ""
-                took = f"{phase.step_ms:.0f} ms{of_batch}, {over:.3f} of predicted"
-                yield f"  {count} lost, {name}: {took}; {phase.plan.reason}"
+                took = f"{step_ms:.0f} ms{of_batch}, {step_ms / predicted_ms:.3f} of predicted"
+                yield f"  {count} lost, {name}: {took}; {plan.reason}"
         if len(found) <= len(lost):
             yield f"  {len(found)} lost, {name}: no answer, the run ended"
-    for count, phase in enumerate(phases(runs["recycle"][0])):
-        gain = phase.plan.predicted.step_s / staggered_step_s(phase.plan)
+    for count, (_, _, plan) in enumerate(phases(runs["recycle"][0])):
+        gain = plan.predicted.step_s / staggered_step_s(plan)
         yield f"  {count} lost, recycle with its staggered optimizer (simulated): {gain:.3f} of recycle's throughput"
 
 

@@ -197,15 +197,14 @@ def _forward(model: nn.Module, gpt: GptJob, step: int, rank: int) -> None:
 def _ddp_step(gpt: GptJob, rank: int, port: int) -> Step:
     join_gloo(rank, gpt.ranks, port)
     model = nn.parallel.DistributedDataParallel(gpt.model().train())
-    optimizer = _optimizer(model, gpt)
+    return partial(_take_step, model, _optimizer(model, gpt), gpt, rank)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        _forward(model, gpt, number, rank)
-        gpt.clip(model.parameters())
-        optimizer.step()
 
-    return step
+def _take_step(model: nn.Module, optimizer: Any, gpt: GptJob, rank: int, number: int) -> None:
+    optimizer.zero_grad()
+    _forward(model, gpt, number, rank)
+    gpt.clip(model.parameters())
+    optimizer.step()
 
 
 def _manager(
@@ -251,10 +250,7 @@ def _torchft_step(gpt: GptJob, rank: int, address: str) -> Step:
     model, optimizer = DistributedDataParallel(manager, inner), OptimizerWrapper(manager, base)
 
     def step(number: int, _kept: object = store) -> None:  # The manager needs the store as long as it lives.
-        optimizer.zero_grad()
-        _forward(model, gpt, number, rank)
-        gpt.clip(model.parameters())
-        optimizer.step()
+        _take_step(model, optimizer, gpt, rank, number)
         if manager.num_participants() != gpt.ranks:
             raise BenchFailed(f"torchft: step {number} had {manager.num_participants()} participants")
 
