@@ -101,7 +101,7 @@ class LiveRun:
                 left -= 1
             self.take()
             same = len({step.epoch for step in self.steps[-2:]}) == 1
-            quiet = quiet + 1 if same and (quiet or self._is_in_sync()) and reached(self._plan()) else 0
+            quiet = quiet + 1 if same and reached(self._plan()) and (quiet or self._is_in_sync()) else 0
             if quiet > QUIET:
                 return
         raise BenchFailed(f"bench: {MOST} steps after it was granted, the job has no such plan")
@@ -131,9 +131,10 @@ class LiveRun:
 
     def _is_in_sync(self) -> bool:
         """Whether all replicas of the last step's plan have caught up."""
-        plan, events = self._plan(), self.job.lines("events.jsonl")
-        here = {event["rank"] for event in events if event["kind"] == "caught_up" and event["epoch"] == plan.epoch}
-        return here.issuperset(rank for box in plan.boxes for rank in box.catching_up)
+        plan = self._plan()
+        awaited = {rank for box in plan.boxes for rank in box.catching_up}
+        events = self.job.lines("events.jsonl") if awaited else ()
+        return awaited <= {e["rank"] for e in events if e["kind"] == "caught_up" and e["epoch"] == plan.epoch}
 
 
 def seconds(steps: Sequence[Step]) -> list[tuple[int, float]]:

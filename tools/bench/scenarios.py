@@ -28,7 +28,7 @@ from tools.bench.namespaces import Host, hosts
 from tools.bench.own_job import OwnJob, Work, work_of
 from tools.bench.processes import JobEnded, Reports
 from tools.bench.recording import LiveRun, Recording
-from tools.bench.results import Entry, Options, Outcome, in_turns, paired
+from tools.bench.results import Entry, Options, Outcome, in_turns, p95, paired
 
 Figures = Mapping[str, float | list[float]]
 """Numbers of one run by name, several where the run has several samples. `pause/2x1 to 1x2` is a part of `pause`."""
@@ -76,10 +76,12 @@ class Comparison:
         if ours and peer:
             head, name = f"{self.ours}/", self.name.format_map({"case": case, **first})
             parts = {n.removeprefix(head): statistics.median(_samples(found, n)) for n in first if n.startswith(head)}
-            entry = paired(name, ours, peer * (len(ours) // len(peer)), self.unit, self.target, parts)
-            one = self.brief or len(peer) < len(ours)
-            ours_p95, peer_p95 = None if self.brief else entry.ours_p95, None if one else entry.peer_p95
-            yield replace(entry, ours_p95=ours_p95, peer_p95=peer_p95)
+            if len(peer) == len(ours):
+                entry = paired(name, ours, peer, self.unit, self.target, parts)
+            else:  # single samples may be 0, as pauses are
+                (one,), median, count = peer, statistics.median(ours), len(ours)
+                entry = Entry(name, one / median, median, one, self.unit, count, p95(ours), None, self.target, parts)
+            yield replace(entry, ours_p95=None, peer_p95=None) if self.brief else entry
 
 
 def _samples(figures: Sequence[Figures], name: str) -> list[float]:
