@@ -21,21 +21,20 @@ from elaswave_fx.config.faults import Fault, check_faults
 from elaswave_fx.train import train
 from tests.runs import small_config
 from tools.bench.__main__ import main
-from tools.bench.convergence import LEAST_STEPS, RANKS, Deviation, check_exact, deviation, failures_of
+from tools.bench.convergence import LEAST_STEPS, RANKS, Deviation, WholeRun, check_exact, deviation, failures_of
+from tools.bench.gpt_job import FOUR_COLUMNS, tiny
 from tools.bench.left_out import train_without
 from tools.bench.namespaces import missing
-from tools.bench.own_job import OwnJob, Variant
+from tools.bench.own_job import OwnJob
 from tools.bench.pipeline import check_losses
 from tools.bench.processes import BenchFailed
-from tools.bench.recovery import DEFAULTS, FOREVER, best_of, entries_of
+from tools.bench.recovery import DEFAULTS, best_of, entries_of
 from tools.bench.recovery_trial import PARTS, Loss, lose, phases
 from tools.bench.recovery_trial import parts_of as parts_of_a_loss
 from tools.bench.results import Entry, p95, paired, table
 from tools.bench.startup import parts_of
 from tools.bench.torch_job import Settings
 from tools.bench.views import Views
-from tools.bench.whole_run import WholeRun
-from tools.bench.workload import FOUR_COLUMNS, tiny
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 needs_torchft = pytest.mark.skipif(
@@ -312,7 +311,7 @@ def test_the_parts_of_a_loss_count_from_the_signal_by_one_clock() -> None:
 
 def test_the_events_of_a_run_have_the_clock_of_whoever_times_it() -> None:
     began_s = time.monotonic()
-    with OwnJob(tiny(FOUR_COLUMNS), Variant(), FOREVER) as job:
+    with OwnJob(tiny(FOUR_COLUMNS).config()) as job:
         loss = lose(job, 4, victim=2, phase=0.5)
         at_s = {event["kind"]: event["at_s"] for event in job.events(until="resumed")}
     moments = [began_s, at_s["started"], loss.signal_s, at_s["detected"], at_s["stopped"], at_s["agreed"]]

@@ -25,8 +25,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
     from elaswave_fx.errors import ConfigError
     from tools.bench.results import Options, table, write_json
+    from tools.bench.tables import TABLES
 
-    bench = importlib.import_module(f"tools.bench.{arguments.name}")
+    bench = TABLES.get(arguments.name) or importlib.import_module(f"tools.bench.{arguments.name}")
     options = Options(**given)
     try:
         outcome = bench.run(lambda what: print(f"  measuring {what} …", file=sys.stderr, flush=True), options)

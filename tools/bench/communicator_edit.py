@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ from elaswave_fx.errors import ConfigError
 from tools.bench.edit_gloo import PeerEdit, lose_gloo
 from tools.bench.edit_limit import LowerBound, lower_bound
 from tools.bench.edit_own import Edit, lose_own
-from tools.bench.results import Entry, Options, Outcome, medians, paired
+from tools.bench.results import Entry, Options, Outcome, in_turns, medians, paired
 
 SIZES = (16, 32, 64, 96)
 """96 is the size of which ElasWave's paper says 82x of a full rebuild and 3.6x of a partial one."""
@@ -41,63 +43,45 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     entries: list[Entry] = []
     counted, limits = ["", "counted in one edit, all survivors (medians)"], ["", "the lower bound (medians)"]
     for ranks in options.ranks or SIZES:
-        sides = _take_turns(ranks, options.repeats or REPEATS, progress)
-        entries += _entries(ranks, sides)
-        opened = statistics.median(edit.links_opened for edit in sides.own)
-        moved = statistics.median(edit.bytes_moved for edit in sides.own)
+        lose: dict[str, Callable[[int], Any]] = {
+            "own": partial(lose_own, ranks, DEPTH),
+            "full": partial(lose_gloo, ranks, DEPTH, way="full"),
+            "partial": partial(lose_gloo, ranks, DEPTH, way="partial"),
+            "bound": partial(lower_bound, ranks, DEPTH),
+        }
+        # Each side has the same draws: a run loses the same rank on all of them.
+        sides = {side: partial(_lose_any, lose[side], ranks, random.Random(ranks)) for side in lose}
+        own, full, partly, bound = in_turns(sides, options.repeats or REPEATS, progress, f"{ranks} ranks, run").values()
+        entries += _entries(ranks, own, full, partly)
+        opened = statistics.median(edit.links_opened for edit in own)
+        moved = statistics.median(edit.bytes_moved for edit in own)
         counted.append(f"  {ranks} ranks: links opened {opened:g}, bytes between ranks {moved:g}")
-        limits.append(f"  {ranks} ranks: " + _limit(sides))
+        limits.append(f"  {ranks} ranks: " + _limit(bound, own, full))
     return Outcome(entries, (*counted, *limits))
 
 
-@dataclass(frozen=True)
-class Sides:
-    """What was measured of one size, in the order of the runs."""
-
-    own: list[Edit] = field(default_factory=list)
-    full: list[PeerEdit] = field(default_factory=list)
-    partial: list[PeerEdit] = field(default_factory=list)
-    bound: list[LowerBound] = field(default_factory=list)
+def _lose_any(lose: Callable[[int], Any], ranks: int, draw: random.Random) -> Any:
+    return lose(draw.randrange(ranks))
 
 
-def _take_turns(ranks: int, repeats: int, progress: Callable[[str], None]) -> Sides:
-    """A run loses the same rank on each side."""
-    draw = random.Random(ranks)
-    found = Sides()
-    sides: list[Callable[[int], None]] = [
-        lambda victim: found.own.append(lose_own(ranks, DEPTH, victim)),
-        lambda victim: found.full.append(lose_gloo(ranks, DEPTH, victim, "full")),
-        lambda victim: found.partial.append(lose_gloo(ranks, DEPTH, victim, "partial")),
-        lambda victim: found.bound.append(lower_bound(ranks, DEPTH, victim)),
+def _entries(ranks: int, own: Sequence[Edit], full: Sequence[PeerEdit], partly: Sequence[PeerEdit]) -> list[Entry]:
+    ours = [1e3 * edit.total_s for edit in own]
+    peers = {
+        "gloo full rebuild": ([edit.total_s for edit in full], WANTED["full"]),
+        "gloo partial": ([edit.total_s for edit in partly], WANTED["partial"]),
+        "gloo partial, without the world": ([edit.affected_s for edit in partly], None),
+    }
+    entries = [
+        paired(f"{ranks} ranks, {name}", ours, [1e3 * s for s in peer], "ms", target if ranks >= WANTED_FROM else None)
+        for name, (peer, target) in peers.items()
     ]
-    for turn in range(repeats):
-        progress(f"{ranks} ranks, run {turn + 1} of {repeats}")
-        victim, first = draw.randrange(ranks), turn % len(sides)
-        for side in sides[first:] + sides[:first]:
-            side(victim)
-    return found
+    entries[0] = replace(entries[0], parts=medians([edit.parts for edit in own], 1e3))
+    return entries
 
 
-def _entries(ranks: int, sides: Sides) -> list[Entry]:
-    ours = [1e3 * edit.total_s for edit in sides.own]
-    parts = medians([edit.parts for edit in sides.own], 1e3)
-
-    def entry(name: str, peer: list[float], target: str | None, parts: Mapping[str, float] | None = None) -> Entry:
-        wanted = WANTED[target] if target and ranks >= WANTED_FROM else None
-        return paired(f"{ranks} ranks, {name}", ours, [1e3 * s for s in peer], "ms", wanted, parts)
-
-    return [
-        entry("gloo full rebuild", [edit.total_s for edit in sides.full], "full", parts),
-        entry("gloo partial", [edit.total_s for edit in sides.partial], "partial"),
-        entry("gloo partial, without the world", [edit.affected_s for edit in sides.partial], None),
-    ]
-
-
-def _limit(sides: Sides) -> str:
-    bound_s = statistics.median(run.total_s for run in sides.bound)
-    own_s = statistics.median(edit.total_s for edit in sides.own)
-    full_s = statistics.median(edit.total_s for edit in sides.full)
-    exchanges_ms = 1e3 * statistics.median(run.exchanges_s for run in sides.bound)
+def _limit(bound: Sequence[LowerBound], own: Sequence[Edit], full: Sequence[PeerEdit]) -> str:
+    bound_s, own_s, full_s = (statistics.median(run.total_s for run in side) for side in (bound, own, full))
+    exchanges_ms = 1e3 * statistics.median(run.exchanges_s for run in bound)
     return (
         f"{1e3 * bound_s:.2f} ms, {exchanges_ms:.2f} ms of it after the last answer; "
         f"gloo's full rebuild takes {full_s / bound_s:.1f}x that, ours {own_s / bound_s:.1f}x"

@@ -20,16 +20,20 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.faults import Fault
+from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError
+from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.pictures.drawing import pyplot
+from elaswave_fx.worker.loop import run_worker
 from tools.bench.convergence_plot import draw
 from tools.bench.left_out import train_without
+from tools.bench.own_job import OwnJob
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome, aligned, paired
-from tools.bench.whole_run import WholeRun, Work, whole_run
 
 SEEDS, STEPS, RANKS = 5, 120, 4
 LEAST_STEPS = 24
@@ -49,6 +53,26 @@ _STUDY = (
 )  # fmt: skip
 _SMALL = ("model.layers=2", "model.width=64", "seq_len=64", "data.limit_mb=4", "eval.batches=8")
 _TINY = ("model.layers=1", "model.width=16", "model.heads=2", "seq_len=16", "data.limit_mb=1", "eval.batches=1")
+
+
+Work = Callable[[Config, WorkerContext], Mapping[str, Any] | None]
+"""Does a rank's work and returns its share of the summary, as `run_worker`."""
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """The mean loss of each step, and that of the held-out samples when they were looked at last."""
+
+    losses: tuple[float, ...]
+    held_out: float
+
+
+def whole_run(config: Config, work: Work = run_worker) -> WholeRun:
+    """Train to the end. Raises BenchFailed."""
+    with OwnJob(config, lambda reports, *given: work(*given)) as job:
+        job.join()
+        losses = tuple(line["loss"] for line in job.lines("metrics.jsonl"))
+        return WholeRun(losses, job.lines("eval.jsonl")[-1]["loss"])
 
 
 @dataclass(frozen=True)
@@ -78,7 +102,7 @@ class Study:
         first = failures[0].step
         faults = ",".join(f"{{step:{each.step},rank:{each.rank},phase:{each.phase}}}" for each in failures)
 
-        def run(way: str, *words: str, ranks: int = RANKS, work: Work | None = None) -> WholeRun:
+        def run(way: str, *words: str, ranks: int = RANKS, work: Work = run_worker) -> WholeRun:
             progress(f"{precision}, seed {seed}: {way}{', the ranks fail' if words else ''}")
             shape = (f"parallel.dp={ranks}", f"precision={precision}", f"seed={seed}")
             length = (f"steps={self.steps}", f"eval.every={self.steps}")

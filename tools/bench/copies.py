@@ -1,6 +1,6 @@
 """copies: step time and bytes with a redo log in another rank's memory, with the whole state there, with none.
 
-Model, batch and link rate are fixed in `workload.py`. Jobs take turns, one of each kind per run; a run's sample is the
+Model, batch and link rate are fixed in `gpt_job.py`. Jobs take turns, one of each kind per run; a run's sample is the
 median of its steps. The bytes of copies are counted where engines send records and states. Beside them stands what a
 step sends in all, counted on the endpoints, more than one without copies: holders of records make parameters that they
 would be sent otherwise. `state` sends a box's master and moments after every update instead of its summed gradient
@@ -14,19 +14,19 @@ from functools import partial
 
 import torch
 
+from tools.bench.gpt_job import COMPUTE_BOUND, LINK_GBIT_S, GptJob, tiny
 from tools.bench.own_job import Variant, run_steps
 from tools.bench.results import Entry, Options, Outcome, cpu_line, in_turns, medians_ms, paired
-from tools.bench.workload import COMPUTE_BOUND, LINK_GBIT_S, Workload, tiny
 
 REPEATS = 20
 STEPS, WARM_UP = 6, 2
 """Each job takes so many steps after those of its warm-up."""
 
 VARIANTS = {
-    "none": Variant(copies=0),
-    "state": Variant(copies=1, mode="state"),
-    "fp32 records": Variant(copies=1),
-    "bf16 records": Variant(copies=1, record="bf16"),
+    "none": Variant(("copies.count=0",)),
+    "state": Variant(("copies.mode=state",)),
+    "fp32 records": Variant(),
+    "bf16 records": Variant(("copies.record=bf16",)),
 }
 OVERHEAD_WANTED = 1 / 1.03
 BYTES_WANTED = {"fp32 records": 1 / 0.34, "bf16 records": 1 / 0.17}
@@ -36,10 +36,10 @@ BYTES_WANTED = {"fp32 records": 1 / 0.34, "bf16 records": 1 / 0.17}
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """The peer is a job without copies, or one that copies the whole state."""
     torch.set_num_threads(1)
-    workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
-    jobs = {name: partial(run_steps, workload, variant, STEPS, WARM_UP) for name, variant in VARIANTS.items()}
+    gpt = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
+    jobs = {name: partial(run_steps, gpt, variant, STEPS, WARM_UP) for name, variant in VARIANTS.items()}
     runs = in_turns(jobs, options.repeats or REPEATS, progress)
-    elements = workload.elements()
+    elements = gpt.elements()
     samples = {name: medians_ms(taken) for name, taken in runs.items()}
     copied = {name: [run.copied_per_step for run in taken] for name, taken in runs.items() if name != "none"}
     more = {name: runs[name][0].bytes_per_step - runs["none"][0].bytes_per_step for name in copied}
@@ -50,16 +50,16 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         *(paired(f"step with {name}, against state", samples[name], samples["state"], "ms") for name in BYTES_WANTED),
         *(_bytes_entry(name, copied[name], copied["state"]) for name in BYTES_WANTED),
     ]  # fmt: skip
-    notes = _notes(workload, elements, {name: counts[0] for name, counts in copied.items()}, more)
+    notes = _notes(gpt, elements, {name: counts[0] for name, counts in copied.items()}, more)
     return Outcome(entries, (*notes, cpu_line(runs)))
 
 
-def _notes(workload: Workload, elements: int, copied: dict[str, float], more: dict[str, float]) -> tuple[str, ...]:
+def _notes(gpt: GptJob, elements: int, copied: dict[str, float], more: dict[str, float]) -> tuple[str, ...]:
     """Say what was measured, and what each kind of copy would take of a real link."""
-    per_rank_ms = {name: count / workload.ranks * 8e-6 / LINK_GBIT_S for name, count in copied.items()}
+    per_rank_ms = {name: count / gpt.ranks * 8e-6 / LINK_GBIT_S for name, count in copied.items()}
     return (
         "",
-        workload.text() + f"; {elements:,} parameters",
+        gpt.text() + f"; {elements:,} parameters",
         "bytes of copies per parameter and step: "
         + ", ".join(f"{name} {count / elements:.4f}" for name, count in copied.items()),
         "sent in all per parameter and step, more than without copies: "

@@ -10,14 +10,13 @@ engine, put the links and the group of all ranks in their new state, gather para
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 from elaswave_fx import _native
@@ -26,21 +25,13 @@ from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.training_loop import StepFailed, begin, perform, recover
 from elaswave_fx.devices import make_device
 from elaswave_fx.launch.job import WorkerContext
-from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.worker.loop import Training
 from elaswave_fx.worker.worker import Worker, set_up
-from tools.bench.own_job import OwnJob, Variant
+from tools.bench.gpt_job import GptJob
+from tools.bench.own_job import OwnJob
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Reports
 from tools.bench.views import Checks
-from tools.bench.workload import Workload
-
-
-class EditTimed(RankEvent, frozen=True, tag="edit_timed"):
-    """When a survivor was done, by the clock of its machine."""
-
-    monotonic_s: float
-
 
 SETTLE_S = 0.5
 """Every rank has sent a few heartbeats, and plans for the loss of a rank are made ahead, before one is lost."""
@@ -65,16 +56,16 @@ class Edit:
 
 def lose_own(ranks: int, depth: int, victim: int) -> Edit:
     """Start a job, kill `victim`, and take the time until all survivors stand in the new epoch. Raises BenchFailed."""
-    workload = Workload(
+    gpt = GptJob(
         layers=2, width=16, heads=2, seq_len=8, global_batch=ranks, ranks=ranks, stages=depth, micro_batch=1,
         ranks_per_host=2,
     )  # fmt: skip
-    with OwnJob(workload, Variant(), steps=1, work=partial(_work, victim)) as job:
+    with OwnJob(gpt.config("steps=1"), partial(_work, victim)) as job:
         ready = [job.hear("ready") for _ in range(ranks)]
         time.sleep(SETTLE_S + PLAN_S * ranks)
         os.kill(next(report["pid"] for report in ready if report["rank"] == victim), signal.SIGKILL)
         laps = [job.hear("done") for _ in range(ranks - 1)]
-        return _edit(laps, _moments(job.folder / "events.jsonl", laps))
+        return _edit(laps, job.events(until="agreed"))
 
 
 # --- A rank
@@ -90,7 +81,6 @@ def _work(victim: int, reports: Reports, config: Config, context: WorkerContext)
     reports.say("ready", rank=context.rank, pid=os.getpid())
     if context.rank != victim:
         reports.say("done", rank=context.rank, **_survive(worker, training))
-        context.report_event(EditTimed(monotonic_s=time.monotonic()), worker.plan.epoch)
     while True:
         signal.pause()
 
@@ -138,34 +128,18 @@ def _groups(plan: Plan) -> list[tuple[int, ...]]:
     return sorted(tuple(int(member) for member in group) for group in found if len(group) > 1)
 
 
-# --- The coordinator, by the run's events
+# --- Between the first sign of the loss, at a survivor or at the coordinator, and the last survivor's end
 
 
-def _moments(path: Path, laps: list[Mapping[str, Any]]) -> dict[str, float]:
-    """When it knew, had all reports, had the plan and had the epoch in the store, by the ranks' clock."""
-    end = time.monotonic() + TEST_TIMEOUT_S
-    while True:
-        events = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-        timed = next((event for event in events if event["kind"] == "edit_timed"), None)
-        if timed is not None:
-            break
-        if time.monotonic() > end:
-            raise BenchFailed(f"bench: no rank reported its edit; {len(laps)} have timed it")
-        time.sleep(0.01)
-    began_s = timed["monotonic_s"] - timed["t_ms"] / 1e3
-    at_s = {event["kind"]: began_s + event["t_ms"] / 1e3 for event in events if event["kind"] in ("stopped", "agreed")}
-    detected = min(event["t_ms"] for event in events if event["kind"] == "detected")
-    planned = next(event for event in events if event["kind"] == "planned" and event["epoch"] == 1)
-    return {**at_s, "detected": began_s + detected / 1e3, "plan_s": planned["plan_ms"] / 1e3}
-
-
-def _edit(laps: list[Mapping[str, Any]], coordinator: Mapping[str, float]) -> Edit:
-    """Between the first sign of the loss, at a survivor or at the coordinator, and the last survivor's end."""
-    began = min(coordinator["detected"], *(lap["left_s"] for lap in laps))
-    reported = coordinator["stopped"]
-    moments = (
-        began, coordinator["detected"], reported, reported + coordinator["plan_s"], coordinator["agreed"],
+def _edit(laps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Edit:
+    """By the moments of the survivors and the events of the run, which have one clock."""
+    at_s = {event["kind"]: event["at_s"] for event in events if event["kind"] in ("stopped", "agreed")}
+    detected_s = min(event["at_s"] for event in events if event["kind"] == "detected")
+    plan_ms = next(event["plan_ms"] for event in events if event["kind"] == "planned" and event["epoch"] == 1)
+    began_s = min(detected_s, *(lap["left_s"] for lap in laps))
+    moments_s = (
+        began_s, detected_s, at_s["stopped"], at_s["stopped"] + plan_ms / 1e3, at_s["agreed"],
         *(max(lap[moment] for lap in laps) for moment in ("told_s", "installed_s", "done_s")),
     )  # fmt: skip
-    parts = {name: later - sooner for name, sooner, later in zip(PARTS, moments, moments[1:], strict=False)}
-    return Edit(moments[-1] - began, parts, sum(lap["opened"] for lap in laps), sum(lap["moved"] for lap in laps))
+    parts = {name: end - begin for name, (begin, end) in zip(PARTS, pairwise(moments_s), strict=True)}
+    return Edit(sum(parts.values()), parts, sum(lap["opened"] for lap in laps), sum(lap["moved"] for lap in laps))

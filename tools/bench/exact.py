@@ -11,22 +11,26 @@ Bytes are counted: by the plan, and where ranks send. The last entry is of `veri
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import per_parameter
-from tools.bench.own_job import Run, Variant, run_steps
+from tools.bench.gpt_job import COMPUTE_BOUND, FOUR_COLUMNS, GptJob, tiny
+from tools.bench.own_job import Variant, run_steps
 from tools.bench.paced_job import PacedJob, Turn
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome, aligned, in_turns, paired
-from tools.bench.verified_run import verified_run
-from tools.bench.workload import COMPUTE_BOUND, FOUR_COLUMNS, Workload, tiny
 
+EXACT = ("exact=true",)
 REPEATS = 10
 LENGTHS = {128: COMPUTE_BOUND, 512: replace(COMPUTE_BOUND, seq_len=512, global_batch=8)}
 STEPS = {128: 2, 512: 1}
@@ -68,37 +72,37 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     rows: list[tuple[str, ...]] = [
         ("exact over default", "processor time", "at most", "wall clock", "processor ms of a sample")
     ]
-    for tokens, workload in lengths.items():
-        possible = [size for size in sizes if size <= workload.global_batch // workload.ranks]
-        default, exact = _measure(workload, possible, STEPS[tokens], repeats, progress)
-        found = _comparisons(workload, tokens, default, exact)
-        entries += [comparison.entry() for comparison in found]
-        rows += [comparison.row() for comparison in found]
-    loss = _lose_one(losing, repeats, progress)
+    for tokens, gpt in lengths.items():
+        possible = [size for size in sizes if size <= gpt.global_batch // gpt.ranks]
+        default, exact = _measure(gpt, possible, STEPS[tokens], repeats, progress)
+        for entry, row in _comparisons(gpt, tokens, default, exact):
+            entries.append(entry)
+            rows.append(row)
+    loss, said = _lose_one(losing, repeats, progress)
     progress("bytes")
     counts = [_count(replace(counted, ranks=width)) for width in widths]
     progress("verify")
-    verified = verified_run(("recipe=gpt_stdlib", f"steps={_VERIFIED_STEPS[options.tiny]}"))
-    verify = paired("verify, against its run", [verified.verify_s], [verified.train_s], "s", FASTER_THAN_THE_RUN)
-    entries += [loss.entry(), *(entry for count in counts for entry in count.entries()), verify]
-    notes = ("", *aligned(rows), loss.line(), *(count.line() for count in counts))
-    return Outcome(entries, (*notes, *(workload.text() for workload in (*lengths.values(), losing, counted))))
+    train_s, verify_s = _train_and_verify(("recipe=gpt_stdlib", f"steps={_VERIFIED_STEPS[options.tiny]}"))
+    verify = paired("verify, against its run", [verify_s], [train_s], "s", FASTER_THAN_THE_RUN)
+    entries += [loss, *(entry for found, _ in counts for entry in found), verify]
+    notes = ("", *aligned(rows), said, *(line for _, line in counts))
+    return Outcome(entries, (*notes, *(gpt.text() for gpt in (*lengths.values(), losing, counted))))
 
 
 # --- Processor time
 
 
 def _measure(
-    workload: Workload, sizes: Sequence[int], steps: int, repeats: int, progress: Callable[[str], None]
+    gpt: GptJob, sizes: Sequence[int], steps: int, repeats: int, progress: Callable[[str], None]
 ) -> tuple[Turns, Turns]:
     """Return the turns in the default mode and in exact mode, by size."""
-    modes = {"default": lambda size: Variant(), "exact": lambda size: Variant(exact=True, granule=size)}
+    modes = {"default": lambda size: Variant(), "exact": lambda size: Variant((*EXACT, f"parallel.granule={size}"))}
     with ExitStack() as stack:
         jobs: dict[str, PacedJob] = {}
         for mode, variant in modes.items():
             for size in sizes:
-                progress(f"{workload.seq_len} tokens: starting {mode}, {size}")
-                job = stack.enter_context(PacedJob(replace(workload, micro_batch=size), variant(size)))
+                progress(f"{gpt.seq_len} tokens: starting {mode}, {size}")
+                job = stack.enter_context(PacedJob(replace(gpt, micro_batch=size), variant(size)))
                 job.await_ready()
                 jobs[f"{mode}, {size}"] = job
         for job in jobs.values():
@@ -107,7 +111,7 @@ def _measure(
             _check(name, job.plan(), int(name.split(", ")[1]))
         taken = in_turns(
             {name: partial(job.take, steps) for name, job in jobs.items()}, repeats, progress,
-            f"{workload.seq_len} tokens, turn",
+            f"{gpt.seq_len} tokens, turn",
         )  # fmt: skip
     default, exact = ({size: taken[f"{mode}, {size}"] for size in sizes} for mode in modes)
     return default, exact
@@ -119,85 +123,40 @@ def _check(name: str, plan: Plan, size: int) -> None:
         raise BenchFailed(f"exact: the plan of {name} has micro-batches of {sorted(found)} samples")
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """Of an exact job with a default one, turn by turn; `wanted`: the most that the processor time may be times."""
-
-    name: str
-    exact: Sequence[Turn]
-    default: Sequence[Turn]
-    samples: int
-    wanted: float
-
-    def entry(self) -> Entry:
-        return paired(self.name, self._cpu_ms(self.exact), self._cpu_ms(self.default), "ms", 1 / self.wanted)
-
-    def row(self) -> tuple[str, ...]:
-        pairs = list(zip(self.exact, self.default, strict=True))
-        cpu = statistics.median(ours.all_cpu_s / theirs.all_cpu_s for ours, theirs in pairs)
-        wall = statistics.median(ours.wall_s / theirs.wall_s for ours, theirs in pairs)
-        each = (f"{statistics.median(self._cpu_ms(turns)):.1f}" for turns in (self.exact, self.default))
-        return (self.name, f"{cpu:.3f}", f"{self.wanted:g}", f"{wall:.3f}", ", ".join(each))
-
-    def _cpu_ms(self, turns: Sequence[Turn]) -> list[float]:
-        """Of a sample."""
-        return [1e3 * turn.all_cpu_s / self.samples for turn in turns]
+def _compare(
+    name: str, exact: Sequence[Turn], default: Sequence[Turn], samples: int, most: float
+) -> tuple[Entry, tuple[str, ...]]:
+    """An exact job with a default one, turn by turn: the entry and its row. The processor time may be `most` times as
+    long."""
+    exact_ms, default_ms = ([1e3 * turn.all_cpu_s / samples for turn in turns] for turns in (exact, default))
+    cpu = statistics.median(ours / theirs for ours, theirs in zip(exact_ms, default_ms, strict=True))
+    wall = statistics.median(ours.wall_s / theirs.wall_s for ours, theirs in zip(exact, default, strict=True))
+    each = ", ".join(f"{statistics.median(ms):.1f}" for ms in (exact_ms, default_ms))
+    return paired(name, exact_ms, default_ms, "ms", 1 / most), (name, f"{cpu:.3f}", f"{most:g}", f"{wall:.3f}", each)
 
 
-def _comparisons(workload: Workload, tokens: int, default: Turns, exact: Turns) -> list[_Comparison]:
+def _comparisons(gpt: GptJob, tokens: int, default: Turns, exact: Turns) -> Iterator[tuple[Entry, tuple[str, ...]]]:
     """At every size, and of both at their best."""
 
     def best(turns: Turns) -> int:
         return min(turns, key=lambda size: statistics.median(turn.all_cpu_s for turn in turns[size]))
 
-    compare = partial(_Comparison, samples=workload.global_batch)
-    granule, micro_batch, length = best(exact), best(default), f"{workload.seq_len} tokens"
-    return [
-        *(
-            compare(f"{length}: granules of {size}", exact[size], default[size], wanted=AT_EQUAL_SIZE[tokens])
-            for size in exact
-        ),
-        compare(
-            f"{length}, each at its best: granules of {granule}, micro-batches of {micro_batch}",
-            exact[granule],
-            default[micro_batch],
-            wanted=AGAINST_BEST[tokens],
-        ),
-    ]
+    granule, micro_batch, length = best(exact), best(default), f"{gpt.seq_len} tokens"
+    for size in exact:
+        name = f"{length}: granules of {size}"
+        yield _compare(name, exact[size], default[size], gpt.global_batch, AT_EQUAL_SIZE[tokens])
+    name = f"{length}, each at its best: granules of {granule}, micro-batches of {micro_batch}"
+    yield _compare(name, exact[granule], default[micro_batch], gpt.global_batch, AGAINST_BEST[tokens])
 
 
 # --- A lost rank
 
 
-@dataclass(frozen=True)
-class _Loss:
-    """By turn: how many times as long the ranks with most to do compute after the loss, and how many times as long a
-    step takes; `work`: what they have to do, before and after, in granules through all units."""
-
-    cpu: Sequence[float]
-    wall: Sequence[float]
-    work: tuple[float, float]
-
-    def entry(self) -> Entry:
-        before, after = self.work
-        share = [after / before] * len(self.cpu)
-        return paired("one of 4 ranks lost, against its work", self.cpu, share, "x", 1 / AFTER_A_LOSS)
-
-    def line(self) -> str:
-        before, after = self.work
-        cpu, wall = statistics.median(self.cpu), statistics.median(self.wall)
-        share = after / before
-        return (
-            f"one of {RANKS_OF_LOSS} ranks lost: {after:.3g} granules to do for {before:.3g} are {share:.3f}x; "
-            f"processor time of those who have them {cpu:.3f}x, {cpu / share:.3f}x of that, at most {AFTER_A_LOSS:g}; "
-            f"wall clock of a step, on as many cores as there are, {wall:.3f}x"
-        )
-
-
-def _lose_one(workload: Workload, repeats: int, progress: Callable[[str], None]) -> _Loss:
-    """Compare a job that has lost a rank with one that has not."""
+def _lose_one(gpt: GptJob, repeats: int, progress: Callable[[str], None]) -> tuple[Entry, str]:
+    """Compare a job that has lost a rank with one that has not: the ranks with most to do, by their processor time,
+    with the growth of what they have to do, in granules through all units."""
     with ExitStack() as stack:
-        whole, less = (stack.enter_context(PacedJob(workload, Variant(exact=True))) for _ in range(2))
+        whole, less = (stack.enter_context(PacedJob(gpt, Variant(EXACT))) for _ in range(2))
         for job in (whole, less):
             job.await_ready()
             job.take(1)
@@ -210,10 +169,14 @@ def _lose_one(workload: Workload, repeats: int, progress: Callable[[str], None])
         )  # fmt: skip
         (before, busy_before), (after, busy_after) = _busiest(whole.plan()), _busiest(less.plan())
     pairs = list(zip(taken["less"], taken["whole"], strict=True))
-    return _Loss(
-        [_mean(ours.cpu_s, busy_after) / _mean(theirs.cpu_s, busy_before) for ours, theirs in pairs],
-        [ours.wall_s / theirs.wall_s for ours, theirs in pairs],
-        (before, after),
+    cpu = [_mean(ours.cpu_s, busy_after) / _mean(theirs.cpu_s, busy_before) for ours, theirs in pairs]
+    wall_x = statistics.median(ours.wall_s / theirs.wall_s for ours, theirs in pairs)
+    cpu_x, share = statistics.median(cpu), after / before
+    name = "one of 4 ranks lost, against its work"
+    return paired(name, cpu, [share] * len(cpu), "x", 1 / AFTER_A_LOSS), (
+        f"one of {RANKS_OF_LOSS} ranks lost: {after:.3g} granules to do for {before:.3g} are {share:.3f}x; "
+        f"processor time of those who have them {cpu_x:.3f}x, {cpu_x / share:.3f}x of that, at most {AFTER_A_LOSS:g}; "
+        f"wall clock of a step, on as many cores as there are, {wall_x:.3f}x"
     )
 
 
@@ -231,43 +194,45 @@ def _mean(seconds: Mapping[int, float], ranks: Sequence[int]) -> float:
 # --- Bytes
 
 
-@dataclass(frozen=True)
-class _Count:
-    """Of one number of ranks."""
-
-    exact: Run
-    default: Run
-
-    def entries(self) -> list[Entry]:
-        exact, default = self.exact, self.default
-        name = f"{len(self.exact.plan.ranks)} ranks, bytes of a step"
-        return [
-            _bytes_entry(
-                f"{name}, gradients by the plan", reduced_bytes(exact.plan), reduced_bytes(default.plan), REDUCED
-            ),
-            _bytes_entry(f"{name}, all that is sent", exact.bytes_per_step, default.bytes_per_step, EXCHANGED),
-        ]
-
-    def line(self) -> str:
-        ranks = len(self.exact.plan.ranks)
-        reduced = reduced_bytes(self.exact.plan) / reduced_bytes(self.default.plan)
-        sent = self.exact.bytes_per_step / self.default.bytes_per_step
-        memory = [sum(per_parameter(run.plan).values()) for run in (self.exact, self.default)]
-        return (
-            f"{ranks} ranks: bytes of gradients {reduced:.3f}x (at most {REDUCED:g}), of all that is sent {sent:.4f}x "
-            f"(at most {EXCHANGED:g}); memory of a parameter on each rank "
-            f"{(memory[0] - memory[1]) / ranks:+.1f} bytes (at most {REMEMBERED})"
+def _count(gpt: GptJob) -> tuple[list[Entry], str]:
+    """Compare the bytes of one number of ranks: what the plan says of gradients, and all that is sent."""
+    exact, default = (run_steps(gpt, Variant(words), _COUNTED_STEPS, 1) for words in (EXACT, ()))
+    reduced, planned = reduced_bytes(exact.plan), reduced_bytes(default.plan)
+    name = f"{gpt.ranks} ranks, bytes of a step"
+    entries = [
+        paired(f"{name}, {what}", [ours / _MIB], [theirs / _MIB], "MiB", 1 / most)
+        for what, ours, theirs, most in (
+            ("gradients by the plan", reduced, planned, REDUCED),
+            ("all that is sent", exact.bytes_per_step, default.bytes_per_step, EXCHANGED),
         )
-
-
-def _bytes_entry(name: str, exact: float, default: float, wanted: float) -> Entry:
-    return paired(name, [exact / _MIB], [default / _MIB], "MiB", 1 / wanted)
-
-
-def _count(workload: Workload) -> _Count:
-    return _Count(*(run_steps(workload, Variant(exact=exact), _COUNTED_STEPS, 1) for exact in (True, False)))
+    ]
+    memory = [sum(per_parameter(run.plan).values()) for run in (exact, default)]
+    return entries, (
+        f"{gpt.ranks} ranks: bytes of gradients {reduced / planned:.3f}x (at most {REDUCED:g}), of all that is sent "
+        f"{exact.bytes_per_step / default.bytes_per_step:.4f}x (at most {EXCHANGED:g}); memory of a parameter on each "
+        f"rank {(memory[0] - memory[1]) / gpt.ranks:+.1f} bytes (at most {REMEMBERED})"
+    )
 
 
 def reduced_bytes(plan: Plan) -> int:
     """Bytes of summed gradients that readers send to owners in a step."""
     return plan.workload.sum_bytes * sum(len(box.span) * len({*box.readers} - {box.owner}) for box in plan.boxes)
+
+
+# --- Verification
+
+
+def _train_and_verify(words: Sequence[str]) -> tuple[float, float]:
+    """Seconds of both commands, by the wall clock, their start included. Raises BenchFailed if either fails."""
+    with tempfile.TemporaryDirectory() as run:
+        train = ["elaswave_fx.train", "exact=true", f"hydra.run.dir={run}", *words]
+        return _seconds(train), _seconds(["elaswave_fx.verify", run])
+
+
+def _seconds(words: Sequence[str]) -> float:
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise BenchFailed(f"exact: {' '.join(words)} failed: {' '.join(last)}")
+    return time.perf_counter() - began

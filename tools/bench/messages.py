@@ -14,17 +14,19 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from elaswave_fx import _native
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel
 from tools.bench.edit_gloo import start_store
-from tools.bench.overtaking import LINKS, SMALL, CannotShape, measure
+from tools.bench.overtaking import LINKS, SMALL, measure
 from tools.bench.processes import TEST_TIMEOUT_S, Processes, meet
-from tools.bench.results import Entry, Options, Outcome, paired
+from tools.bench.results import Entry, Options, Outcome, in_turns, paired
 from tools.bench.torch_job import join_gloo
 
 REPEATS = 20
@@ -88,7 +90,7 @@ def _overtaking(large: int, repeats: int) -> tuple[list[Entry], list[str]]:
     for link in LINKS:
         try:
             taken = measure(link, large, repeats)
-        except CannotShape as error:
+        except ConfigError as error:
             lines.append(f"  {link}: skipped, {error}")
             continue
         ours, before = ([1e3 * s for s in taken[side]] for side in ("bulk", "step"))
@@ -156,18 +158,17 @@ def _sample(calls: dict[str, Call], size: int, repeats: int) -> dict[str, list[f
     """Seconds of a call of each side; a different side is first each time."""
     data = torch.ones(size // 4)
     number = max(1, min(_MOST_CALLS, _FEW_BYTES // size))
-    found: dict[str, list[float]] = {side: [] for side in calls}
-    for turn in range(1 + repeats):
-        first = turn % len(calls)
-        for side in [*calls][first:] + [*calls][:first]:
-            dist.barrier()
-            began = time.perf_counter()
-            for _ in range(number):
-                calls[side](data)
-            if turn > 0:  # the first one opens connections and touches memory
-                found[side].append((time.perf_counter() - began) / number)
+
+    def seconds(call: Call) -> float:
         data.fill_(1.0)
-    return found
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(number):
+            call(data)
+        return (time.perf_counter() - began) / number
+
+    taken = in_turns({side: partial(seconds, call) for side, call in calls.items()}, 1 + repeats, lambda turn: None)
+    return {side: found[1:] for side, found in taken.items()}  # the first one opens connections and touches memory
 
 
 def _gloo_call(rank: int) -> Call:

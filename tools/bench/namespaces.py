@@ -134,5 +134,11 @@ def _slow_down(namespace: str, device: str, bytes_per_s: float) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True)
 
 
+def slow_loopback(host: Host, bytes_per_s: float) -> None:
+    """What the host sends to itself goes at that rate, in packets of Ethernet's size."""
+    _ip("-n", host.name, "link", "set", "lo", "mtu", "1500")
+    _slow_down(host.name, "lo", bytes_per_s)
+
+
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)

@@ -8,77 +8,52 @@ namespace of its own whose loopback carries 800 Mbit/s, which takes root and `tc
 
 from __future__ import annotations
 
-import ctypes
-import os
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 
 from elaswave_fx import _native
+from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel
+from tools.bench.namespaces import hosts, missing, slow_loopback
 from tools.bench.processes import TEST_TIMEOUT_S, Processes
+from tools.bench.results import in_turns
 
 SMALL = 64 << 10
 LINKS = ("shm", "tcp", "800 Mbit/s")
 """Kinds of links; the last one is shaped."""
 
 _SHAPED = LINKS[-1]
-_CLONE_NEWNET = 0x40000000
-# Packets of Ethernet's size; 20 ms of them may queue, as in a switch.
-_COMMANDS = (
-    "ip link set lo up mtu 1500",
-    "tc qdisc add dev lo root tbf rate 800mbit burst 256kb latency 20ms",
-)
+_BYTES_PER_S = 1e8
 
 Samples = dict[str, list[float]]
 """Seconds by what was measured: the small message `alone`, behind `bulk`, behind a `step` message; and the large one by
 itself, `large bulk` and `large step`."""
 
 
-class CannotShape(RuntimeError):
-    """Raised where the machine does not let us have a network of our own."""
-
-
 def measure(link: str, large: int, repeats: int) -> Samples:
-    """Samples of a large message of `large` bytes and a small one, in turns. Raises `CannotShape`."""
-    with Processes() as processes:
-        processes.fork("pair", _body(link, large, repeats))
-        said = processes.hear(["pair"], "measured")["pair"]
-    if said["refused"]:
-        raise CannotShape(said["refused"])
-    return said["samples"]
+    """Samples of a large message of `large` bytes and a small one, in turns. Raises `ConfigError` where the machine
+    does not let us have a network of our own."""
+    lacking = missing(("ip", "tc")) if link == _SHAPED else None
+    if lacking is not None:
+        raise ConfigError(lacking)
+    with ExitStack() as stack:
+        host = stack.enter_context(hosts(1))[0] if link == _SHAPED else None
+        if host is not None:
+            slow_loopback(host, _BYTES_PER_S)
+        processes = stack.enter_context(Processes())
 
+        def body(channel: Channel) -> None:
+            if host is not None:
+                host.enter()
+            channel.send("measured", samples=_sample(_Pair(link, large), repeats))
+            channel.receive(TEST_TIMEOUT_S)
 
-def shape_own_network() -> None:
-    """Give this process a network namespace whose loopback is a slow link. Raises `CannotShape`."""
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        raise CannotShape(f"`{missing[0]}` (iproute2) is not installed")
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNET) != 0:
-        raise CannotShape(f"no network namespace: {os.strerror(ctypes.get_errno())}; root can")
-    for command in _COMMANDS:
-        done = subprocess.run(command.split(), check=False, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise CannotShape(f"`{command}`: {done.stderr.strip()}")
-
-
-def _body(link: str, large: int, repeats: int) -> Callable[[Channel], None]:
-    def body(channel: Channel) -> None:
-        try:
-            if link == _SHAPED:
-                shape_own_network()
-        except CannotShape as error:
-            channel.send("measured", refused=str(error), samples={})
-        else:
-            channel.send("measured", refused="", samples=_sample(_Pair(link, large), repeats))
-        channel.receive(TEST_TIMEOUT_S)
-
-    return body
+        processes.fork("pair", body)
+        return processes.hear(["pair"], "measured")["pair"]["samples"]
 
 
 def _sample(pair: _Pair, repeats: int) -> Samples:
@@ -90,11 +65,7 @@ def _sample(pair: _Pair, repeats: int) -> Samples:
         "large bulk": lambda: pair.large_s(bulk=True),
         "large step": lambda: pair.large_s(bulk=False),
     }
-    found: Samples = {side: [] for side in sides}
-    for _ in range(repeats):
-        for side, call in sides.items():
-            found[side].append(call())
-    return found
+    return in_turns(sides, repeats, lambda turn: None)
 
 
 class _Pair:

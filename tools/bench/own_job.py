@@ -1,10 +1,10 @@
 """Our jobs for a benchmark: what `train` runs, in a child, with ranks that tell of every step that they commit.
 
-In: a workload and a `Variant`. Out: `Run`, seconds and bytes of its steps; or the job itself, while it runs.
+In: a `GptJob` and a `Variant`. Out: `Run`, seconds and bytes of its steps; or the job itself, while it runs.
 
-    run_steps(workload, Variant(copies=1), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…, …)
-    with OwnJob(workload, Variant(), steps=100000) as job:
-        job.hear("step")                                         ->  {"rank": 0, "step": 0, "at_s": …, …}
+    run_steps(gpt, Variant(), steps=8, warm_up=3)   ->  Run(seconds=(…), bytes_per_step=…, …)
+    with OwnJob(gpt.config()) as job:
+        job.hear("step")                               ->  {"rank": 0, "step": 0, "at_s": …, …}
 
 Launcher, builder, coordinator, agents and the training loop are those of users; `Training` calls a function of ours
 after each step, and that is all that is added.
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+import elaswave_fx.build.builder  # noqa: F401 - once, and not in every child
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices import make_device
@@ -34,9 +35,9 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.train import train
 from elaswave_fx.worker.loop import Training, refuse_other_bits
 from elaswave_fx.worker.worker import Worker, set_up
+from tools.bench.gpt_job import GptJob
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
 from tools.bench.results import Steps
-from tools.bench.workload import Workload
 
 
 class ClockRead(RankEvent, frozen=True, tag="monotonic"):
@@ -45,31 +46,18 @@ class ClockRead(RankEvent, frozen=True, tag="monotonic"):
     monotonic_s: float
 
 
+RUN_TIMEOUT_S = 900.0
+"""A run of many ranks takes minutes."""
+
+
 @dataclass(frozen=True)
 class Variant:
-    """A kind of job, with so many `copies` of each box in other ranks' memory. If it is not `guarded`, the agents say
-    goodbye before the first step, so that there are no heartbeats, proofs of commits or ledger. With `exit_words` the
-    launcher tells of children that end. A rank has `resident_bytes` in memory besides. `exact` and `granule` are the
-    keys of these names, `words` further overrides.
-    """
+    """A kind of job, by its overrides. If it is not `guarded`, the agents say goodbye before the first step, so that
+    there are no heartbeats, proofs of commits or ledger. A rank has `resident_bytes` in memory besides."""
 
-    copies: int = 1
-    record: str = "fp32"
-    mode: str = "log"
-    guarded: bool = True
-    exit_words: bool = True
-    resident_bytes: int = 0
-    exact: bool = False
-    granule: int = 1
     words: tuple[str, ...] = ()
-
-    def overrides(self) -> tuple[str, ...]:
-        """Return the overrides that the command line would have."""
-        return (
-            f"copies.count={self.copies}", f"copies.record={self.record}", f"copies.mode={self.mode}",
-            f"launch.exit_words={str(self.exit_words).lower()}", f"exact={str(self.exact).lower()}",
-            f"parallel.granule={self.granule}", *self.words,
-        )  # fmt: skip
+    guarded: bool = True
+    resident_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,9 +79,6 @@ class Run(Steps):
     resident: tuple[Resident, ...]
 
 
-FOREVER = 1_000_000
-"""A job of so many steps is ended when nothing more is wanted of it."""
-
 _LOOK_EVERY_S = 0.01
 
 Work = Callable[[Reports, Config, WorkerContext], Mapping[str, Any] | None]
@@ -103,7 +88,7 @@ Pause = Callable[[int], object]
 """Called by a rank, with its number, before each of its steps."""
 
 
-def work_of(variant: Variant, pause: Pause = lambda rank: None) -> Work:
+def work_of(variant: Variant = Variant(), pause: Pause = lambda rank: None) -> Work:
     """Train as users do, and tell of every step."""
     return partial(_work, variant, pause)
 
@@ -113,16 +98,8 @@ class OwnJob:
     ranks do; if not given, they train and tell of every step. `begin`: what the launcher's process does first.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        variant: Variant,
-        steps: int,
-        work: Work | None = None,
-        begin: Callable[[], None] = lambda: None,
-    ) -> None:
-        config = workload.config(f"steps={steps}", *variant.overrides())
-        work = work or work_of(variant)
+    def __init__(self, config: Config, work: Work | None = None, begin: Callable[[], None] = lambda: None) -> None:
+        work = work or work_of()
         self._processes, self._reports = Processes(), Reports()
         self.folder = self._processes.folder / "run"
         self.folder.mkdir()
@@ -130,7 +107,8 @@ class OwnJob:
         def body(channel: Channel) -> None:
             self._reports.close_reader()
             begin()
-            train(Job(config, self.folder, {}, ()), partial(_with_clock, partial(work, self._reports)))
+            if train(Job(config, self.folder, {}, ()), partial(_with_clock, partial(work, self._reports))) != 0:
+                raise BenchFailed("bench: the run failed")
 
         self._child = self._processes.fork("train", body)
         self._reports.close_writer()
@@ -142,6 +120,10 @@ class OwnJob:
         self._processes.end("train")
         self._processes.__exit__()
         self._reports.close_reader()
+
+    def join(self) -> None:
+        """Wait for the end of the run. Raises BenchFailed where it has failed."""
+        self._processes.join("train", RUN_TIMEOUT_S)
 
     def hear(self, kind: str, timeout_s: float = TEST_TIMEOUT_S) -> Mapping[str, Any]:
         """Return the next report of a rank of that kind; raises BenchFailed with the end of the log when none comes."""
@@ -156,13 +138,16 @@ class OwnJob:
             time.sleep(_LOOK_EVERY_S)
         return path.read_text()
 
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Return the JSON lines of a file of the run directory that are complete."""
+        return [json.loads(line) for line in (self.folder / name).read_text().split("\n")[:-1]]
+
     def events(self, until: str) -> list[dict[str, Any]]:
         """Return the run's events once one of kind `until` is written; `at_s` is the moment of each by the monotonic
         clock, which all processes of a machine share. Raises BenchFailed when there is none in time."""
         end = time.monotonic() + TEST_TIMEOUT_S
         while time.monotonic() < end:
-            lines = (self.folder / "events.jsonl").read_text().split("\n")[:-1]
-            events = [json.loads(line) for line in lines]
+            events = self.lines("events.jsonl")
             if any(event["kind"] == until for event in events):
                 clock = next(event for event in events if event["kind"] == "monotonic")
                 began_s = clock["monotonic_s"] - clock["t_ms"] / 1e3
@@ -171,12 +156,12 @@ class OwnJob:
         raise BenchFailed(f"bench: the run has no event {until} after {TEST_TIMEOUT_S:g} s")
 
 
-def run_steps(workload: Workload, variant: Variant, steps: int, warm_up: int) -> Run:
+def run_steps(gpt: GptJob, variant: Variant, steps: int, warm_up: int) -> Run:
     """Run one job: `warm_up` steps that do not count, then `steps` that do. Raises BenchFailed."""
-    last, ranks = warm_up + steps - 1, range(workload.ranks)
-    with OwnJob(workload, variant, warm_up + steps) as job:
+    last, ranks = warm_up + steps - 1, range(gpt.ranks)
+    with OwnJob(gpt.config(*variant.words, f"steps={warm_up + steps}"), work_of(variant)) as job:
         found: dict[tuple[int, int], Mapping[str, Any]] = {}
-        while len(found) < workload.ranks * (last + 1):
+        while len(found) < gpt.ranks * (last + 1):
             report = job.hear("step")
             found[report["rank"], report["step"]] = report
         over = {report["rank"]: report for report in (job.hear("over") for _ in ranks)}

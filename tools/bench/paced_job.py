@@ -1,6 +1,6 @@
 """Jobs of ours that live side by side, of which one at a time takes steps, so that the machine's noise hits all alike.
 
-    with PacedJob(workload, Variant(exact=True)) as job:
+    with PacedJob(gpt, Variant(("exact=true",))) as job:
         job.take(3)   ->  Turn(wall_s=0.41, cpu_s={0: 0.39, 1: 0.40}), seconds of a step
         job.lose(2)   # the next steps are the others'
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from elaswave_fx.plan.plan import Plan
-from tools.bench.own_job import FOREVER, OwnJob, Variant, work_of
+from tools.bench.gpt_job import GptJob
+from tools.bench.own_job import OwnJob, Variant, work_of
 from tools.bench.processes import BenchFailed
-from tools.bench.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Turn:
 class PacedJob:
     """A job that waits before its first step, and before each later one."""
 
-    def __init__(self, workload: Workload, variant: Variant) -> None:
-        self.ranks = set(range(workload.ranks))
+    def __init__(self, gpt: GptJob, variant: Variant) -> None:
+        self.ranks = set(range(gpt.ranks))
         self._gates = [os.pipe() for _ in self.ranks]
         self._committed = 0  # steps
         self._pids: dict[int, int] = {}
         self._epoch = 0
-        self._job = OwnJob(workload, variant, FOREVER, work_of(variant, self._wait))
+        self._job = OwnJob(gpt.config(*variant.words), work_of(variant, self._wait))
 
     def __enter__(self) -> PacedJob:
         return self

@@ -14,11 +14,11 @@ from functools import partial
 
 import torch
 
+from tools.bench.gpt_job import PIPELINE_LARGE, PIPELINE_SMALL, GptJob
 from tools.bench.own_job import Run, Variant, run_steps
 from tools.bench.pipeline_torch import pipelining_steps
 from tools.bench.processes import BenchFailed
 from tools.bench.results import Entry, Options, Outcome, Steps, cpu_line, in_turns, medians_ms, paired
-from tools.bench.workload import PIPELINE_LARGE, PIPELINE_SMALL, Workload
 
 REPEATS = 20
 STAGES = (2, 4)
@@ -27,7 +27,7 @@ STEPS = {PIPELINE_SMALL.width: (20, 5), PIPELINE_LARGE.width: (3, 1)}
 
 WANTED = {PIPELINE_SMALL.width: 1.3, PIPELINE_LARGE.width: 1.0}
 LOSS_TOLERANCE = 1e-4
-ALONE = Variant(copies=0, guarded=False)
+ALONE = Variant(("copies.count=0",), guarded=False)
 
 
 def run(progress: Callable[[str], None], options: Options) -> Outcome:
@@ -36,25 +36,25 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     entries, lines = [], []
     for base in (PIPELINE_SMALL, PIPELINE_LARGE):
         for stages in STAGES:
-            workload = replace(base, ranks=stages, stages=stages, ranks_per_host=stages)
+            gpt = replace(base, ranks=stages, stages=stages, ranks_per_host=stages)
             if options.tiny:
-                workload = replace(workload, layers=4, width=16, seq_len=16, global_batch=8, micro_batch=1)
-            name = f"width {workload.width}, {stages} stages"
-            found, cpu = _compare(name, workload, base, options, progress)
+                gpt = replace(gpt, layers=4, width=16, seq_len=16, global_batch=8, micro_batch=1)
+            name = f"width {gpt.width}, {stages} stages"
+            found, cpu = _compare(name, gpt, base, options, progress)
             entries += found
-            lines += [workload.text(), "  " + cpu]
+            lines += [gpt.text(), "  " + cpu]
     return Outcome(entries, ("", *lines))
 
 
 def _compare(
-    name: str, workload: Workload, base: Workload, options: Options, progress: Callable[[str], None]
+    name: str, gpt: GptJob, base: GptJob, options: Options, progress: Callable[[str], None]
 ) -> tuple[list[Entry], str]:
     """Return the entries, and a line on CPU time. Raises BenchFailed where losses differ."""
     steps, warm_up = (2, 1) if options.tiny else STEPS[base.width]
     sides: dict[str, Callable[[], Steps]] = {
-        "shm": partial(_ours, workload, steps, warm_up),
-        "tcp": partial(_ours, replace(workload, ranks_per_host=1), steps, warm_up),
-        "torch": partial(pipelining_steps, workload, steps, warm_up),
+        "shm": partial(_ours, gpt, steps, warm_up),
+        "tcp": partial(_ours, replace(gpt, ranks_per_host=1), steps, warm_up),
+        "torch": partial(pipelining_steps, gpt, steps, warm_up),
     }
     jobs = in_turns(sides, options.repeats or REPEATS, progress, f"{name}, run")
     for turn in zip(*jobs.values(), strict=True):
@@ -67,10 +67,10 @@ def _compare(
     return entries, cpu_line(jobs)
 
 
-def _ours(workload: Workload, steps: int, warm_up: int) -> Run:
+def _ours(gpt: GptJob, steps: int, warm_up: int) -> Run:
     """Run a job of ours, with as many micro-batches as the peer's. Raises BenchFailed."""
-    assert workload.micro_batch is not None
-    done, wanted = run_steps(workload, ALONE, steps, warm_up), workload.global_batch // workload.micro_batch
+    assert gpt.micro_batch is not None
+    done, wanted = run_steps(gpt, ALONE, steps, warm_up), gpt.global_batch // gpt.micro_batch
     found = {len(tile.micro_batches) for tile in done.plan.tiles}
     if found != {wanted}:
         raise BenchFailed(f"pipeline: our ranks have {sorted(found)} micro-batches, the peer's {wanted}")

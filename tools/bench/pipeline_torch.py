@@ -1,8 +1,8 @@
 """Training steps of torch.distributed.pipelining: Schedule1F1B over gloo, one process and thread per stage.
 
-In: a workload whose ranks are one pipeline. Out: seconds of each step at the first stage, and the losses.
+In: a `GptJob` whose ranks are one pipeline. Out: seconds of each step at the first stage, and the losses.
 
-    pipelining_steps(workload, steps=6, warm_up=2)   ->  Steps(seconds=(0.05, …), losses=(5.56, …), …)
+    pipelining_steps(gpt, steps=6, warm_up=2)   ->  Steps(seconds=(0.05, …), losses=(5.56, …), …)
 
 Blocks are divided evenly, the embedding in the first stage, the head in the last. AdamW is the fused one, the loss is
 divided by the step's tokens where it is made, and the batches lie ready before the first step: all of it is faster than
@@ -24,14 +24,14 @@ from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.losses import token_loss_sum
 from tools.bench.edit_gloo import start_store
+from tools.bench.gpt_job import GptJob
 from tools.bench.results import Steps
 from tools.bench.torch_job import Step, join_gloo, peer_steps
-from tools.bench.workload import Workload
 
 
-def pipelining_steps(workload: Workload, steps: int, warm_up: int) -> Steps:
+def pipelining_steps(gpt: GptJob, steps: int, warm_up: int) -> Steps:
     """Run one job. Raises BenchFailed."""
-    return peer_steps(workload.stages, steps, warm_up, start_store, partial(_prepare, workload, warm_up + steps))
+    return peer_steps(gpt.stages, steps, warm_up, start_store, partial(_prepare, gpt, warm_up + steps))
 
 
 class Stage(nn.Module):
@@ -58,27 +58,27 @@ class Stage(nn.Module):
         return self.head(self.norm(x)) if self.head is not None and self.norm is not None else x
 
 
-def _prepare(workload: Workload, steps: int, stage: int, port: int) -> Step:
+def _prepare(gpt: GptJob, steps: int, stage: int, port: int) -> Step:
     """Make the function that takes a step of this stage; only the last one knows the loss."""
-    join_gloo(stage, workload.stages, port)
-    config = workload.config()
+    join_gloo(stage, gpt.stages, port)
+    config = gpt.config()
     source = open_source(config)
     model = make_model(config, source.dataset)
-    assert isinstance(model, GPT) and workload.micro_batch is not None
-    module = Stage(model, stage, workload.stages).train()
+    assert isinstance(model, GPT) and gpt.micro_batch is not None
+    module = Stage(model, stage, gpt.stages).train()
     optimizer = _optimizer(module, config)
-    tokens = workload.global_batch * workload.seq_len
+    tokens = gpt.global_batch * gpt.seq_len
 
     def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
         return token_loss_sum(logits, labels)[0] / tokens
 
     schedule = Schedule1F1B(
-        PipelineStage(module, stage, workload.stages, torch.device("cpu")),
-        workload.global_batch // workload.micro_batch,
+        PipelineStage(module, stage, gpt.stages, torch.device("cpu")),
+        gpt.global_batch // gpt.micro_batch,
         loss_fn=loss_of,
         scale_grads=False,
     )
-    batch = workload.global_batch
+    batch = gpt.global_batch
     batches = [load_batch(source.dataset, source.train, step * batch, batch) for step in range(steps)]
 
     def step(number: int) -> Tensor | None:
@@ -86,7 +86,7 @@ def _prepare(workload: Workload, steps: int, stage: int, port: int) -> Step:
         losses: list[Tensor] = []
         schedule.step(
             *((batches[number]["input_ids"],) if stage == 0 else ()),
-            target=batches[number]["labels"] if stage == workload.stages - 1 else None,
+            target=batches[number]["labels"] if stage == gpt.stages - 1 else None,
             losses=losses,
             return_outputs=False,
         )

@@ -59,14 +59,14 @@ _NOTES = (
 )
 
 
-def workload(lanes: int, stages: int) -> Workload:
-    """The step that is planned, for so many lanes of so many stages."""
+def chain(units: int, elements: int, boxes_a_bucket: int, samples: int) -> Workload:
+    """A step of equal units, each of which feeds the next one and has a bucket of parameters."""
     return Workload(
-        units=(UnitCost(1e-3, 2e-3, 1e-5, 4 * ELEMENTS, 50),) * UNITS,
-        values=tuple(Value(f"h{i}", i, (i + 1,), 100) for i in range(UNITS - 1)),
-        buckets=tuple(Bucket(f"u{i}", ELEMENTS, (i,)) for i in range(UNITS)),
-        options=PlanOptions(SAMPLES_A_STAGE * lanes * stages),
-        least_elements=ELEMENTS // BOXES_A_BUCKET,
+        units=(UnitCost(1e-3, 2e-3, 1e-5, 4 * elements, 50),) * units,
+        values=tuple(Value(f"h{i}", i, (i + 1,), 100) for i in range(units - 1)),
+        buckets=tuple(Bucket(f"u{i}", elements, (i,)) for i in range(units)),
+        options=PlanOptions(samples),
+        least_elements=elements // boxes_a_bucket,
     )
 
 
@@ -91,7 +91,7 @@ def after_a_loss(plan: Plan) -> Plan:
 
 def _derived(lanes: int, stages: int, wanted: float, repeats: int) -> list[Entry]:
     """At first, and after a loss with and without a bound on memory."""
-    work, ranks = workload(lanes, stages), lanes * stages
+    work, ranks = chain(UNITS, ELEMENTS, BOXES_A_BUCKET, SAMPLES_A_STAGE * lanes * stages), lanes * stages
     free = local_topology(ranks)
     plan = plan_uniform(work, free, lanes, stages)
     tight = local_topology(ranks, memory_bytes=int(ROOM * most_memory(plan)))

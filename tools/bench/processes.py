@@ -34,6 +34,10 @@ class BenchFailed(RuntimeError):
     """A process of a benchmark ended or kept silent; the words name it and show the end of its log."""
 
 
+class JobEnded(BenchFailed):
+    """All ranks of a job ended before one reported what was awaited."""
+
+
 class Processes:
     """All processes of one job; one thread uses it. `folder` holds their logs, and whatever a benchmark puts there."""
 
@@ -89,7 +93,7 @@ class Processes:
     def end(self, name: str) -> None:
         """End a launcher as an impatient user does: SIGTERM to stop, again to stop at once. Raises `BenchFailed`."""
         child, end = self._children[name], time.monotonic() + TEST_TIMEOUT_S
-        while not select.select([child.pidfd], [], [], _PATIENCE_S)[0]:
+        while child.status is None and not select.select([child.pidfd], [], [], _PATIENCE_S)[0]:
             if time.monotonic() > end:
                 raise self._failed(name, "did not end")
             child.signal(signal.SIGTERM)
@@ -141,7 +145,7 @@ class Reports:
         while select.select([self._reader], [], [], max(0.0, end - time.monotonic()))[0]:
             said = self._reader.recv(self.BYTES_MAX)
             if not said:
-                raise BenchFailed(f"bench: all ranks ended before one said {kind}\n{log.read_text()[-2000:]}")
+                raise JobEnded(f"bench: all ranks ended before one said {kind}\n{log.read_text()[-2000:]}")
             found, fields = json.loads(said)
             if found == kind:
                 return fields

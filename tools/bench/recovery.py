@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from elaswave_fx.errors import ConfigError
+from tools.bench.gpt_job import FOUR_COLUMNS, GptJob, tiny
 from tools.bench.links import CannotCut
-from tools.bench.own_job import FOREVER, OwnJob, Variant
+from tools.bench.own_job import OwnJob, Variant, work_of
 from tools.bench.processes import BenchFailed
 from tools.bench.recovery_trial import Fault, Loss, cut, kill, lose, parts_of, phases, stop
 from tools.bench.results import Entry, Options, Outcome, aligned, medians, p95
 from tools.bench.torch_job import Settings, TorchFTJob, need_torchft
-from tools.bench.workload import FOUR_COLUMNS, Workload, tiny
 
 POINTS = 24
 DEFAULTS = Settings()
@@ -59,22 +59,22 @@ EXTRA_RUNS = 5
 class Bench:
     """What is lost, and what every rank has in memory besides the model."""
 
-    workload: Workload
+    gpt: GptJob
     resident_bytes: int
     progress: Callable[[str], None]
 
     def own(self, victim: int, phase: float, fault: Fault = kill, told: bool = True) -> Loss:
         """Lose a rank of a run of ours."""
-        variant = Variant(resident_bytes=self.resident_bytes, exit_words=told)
-        with OwnJob(self.workload, variant, FOREVER) as job:
-            loss = lose(job, self.workload.ranks, victim, phase, fault)
+        variant = Variant((f"launch.exit_words={told}".lower(),), resident_bytes=self.resident_bytes)
+        with OwnJob(self.gpt.config(*variant.words), work_of(variant)) as job:
+            loss = lose(job, self.gpt.ranks, victim, phase, fault)
             return replace(loss, parts=parts_of(job.events(until="resumed"), loss))
 
     def peer(self, settings: Settings, victim: int, phase: float, fault: Fault = kill) -> Loss | None:
         """Lose a rank of a run of TorchFT's; return None when it did not get into step, or not past the loss."""
         try:
-            with TorchFTJob(self.workload, settings, self.resident_bytes) as job:
-                return replace(lose(job, self.workload.ranks, victim, phase, fault), why=job.awaited())
+            with TorchFTJob(self.gpt, settings, self.resident_bytes) as job:
+                return replace(lose(job, self.gpt.ranks, victim, phase, fault), why=job.awaited())
         except BenchFailed as error:
             self.progress(f"on; TorchFT failed with {settings}: {str(error).splitlines()[0]}")
             return None
@@ -87,14 +87,14 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     if any(number >= len(SWEEP) for number in options.settings or ()):
         said = ",".join(map(str, options.settings or ()))
         raise ConfigError(f"--settings {said}: there are {len(SWEEP)}, 0 to {len(SWEEP) - 1}")
-    workload = tiny(FOUR_COLUMNS) if options.tiny else FOUR_COLUMNS
-    bench = Bench(workload, int(options.resident_gb * 2**30), progress)
+    gpt = tiny(FOUR_COLUMNS) if options.tiny else FOUR_COLUMNS
+    bench = Bench(gpt, int(options.resident_gb * 2**30), progress)
     sweep = [SWEEP[number] for number in options.settings] if options.settings else list(SWEEP)
     own: Own = {name: [] for name in TOLD}
     peers: dict[Settings, list[Loss | None]] = {settings: [] for settings in sweep}
     points = phases(options.repeats or POINTS)
     for number, phase in enumerate(points):
-        victim = number % workload.ranks
+        victim = number % gpt.ranks
         progress(f"point {number + 1} of {len(points)}: SIGKILL of rank {victim}")
         for name, told in TOLD.items():
             own[name].append(bench.own(victim, phase, told=told))
@@ -189,7 +189,7 @@ def _conditions(bench: Bench, runs: Own, peers: dict[Settings, list[Loss | None]
     spread = [[loss.phase for loss in side] or [math.nan] for side in (own, theirs)]
     return (
         "",
-        bench.workload.text() + f"; {bench.resident_bytes / 2**30:g} GiB more in each rank",
+        bench.gpt.text() + f"; {bench.resident_bytes / 2**30:g} GiB more in each rank",
         f"a normal step takes {steps[0]:.1f} ms (ours), {steps[1]:.1f} ms (TorchFT); medians, each taken off its own",
         f"signals came from {min(spread[0]):.2f} to {max(spread[0]):.2f} of a step after a commit (ours), "
         f"{min(spread[1]):.2f} to {max(spread[1]):.2f} (TorchFT)",
@@ -206,7 +206,7 @@ def _other_faults(bench: Bench, best: Settings | None, points: Sequence[float]) 
     unlinked: list[Loss] = []
     why = ""
     for number, phase in enumerate(points):
-        victim = number % bench.workload.ranks
+        victim = number % bench.gpt.ranks
         bench.progress(f"run {number + 1} of {len(points)}: {signal.SIGSTOP.name}, links down")
         stopped.append(bench.own(victim, phase, stop))
         if best is not None:

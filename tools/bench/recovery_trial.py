@@ -2,7 +2,7 @@
 
 In: a job, ours or TorchFT's, that tells of every commit. Out: `Loss`. The same function and the same clock serve both.
 
-    with TorchFTJob(workload, Settings()) as job:
+    with TorchFTJob(gpt, Settings()) as job:
         lose(job, ranks=4, victim=2, phase=0.4)   ->  Loss(recovery_s=0.47, normal_s=0.05, phase=0.41)
 
 The clock begins when the harness calls `kill` and ends with the commit, as the first survivor to make it reads the same

@@ -24,9 +24,8 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.replicas.deal_boxes import choose_holders
 from elaswave_fx.plan.work.box import Box, numbered
-from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
-from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Rank, local_topology
+from tools.bench.planner import SAMPLES_A_STAGE, chain
 from tools.bench.results import Entry, Options, Outcome, paired
 
 JOBS, SEED = 40, 16
@@ -57,7 +56,8 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
         progress(f"job {job + 1}")
         seed = SEED + job
         dp, pp = random.Random(seed).choice(LAYOUTS)
-        plan = plan_uniform(workload(dp, pp), local_topology(dp * pp), dp, pp)
+        work = chain(UNITS, ELEMENTS, BOXES_A_BUCKET, SAMPLES_A_STAGE * dp * pp)
+        plan = plan_uniform(work, local_topology(dp * pp), dp, pp)
         found["runs"] += changes(plan, random.Random(seed))
         found["in turn"] += changes(in_turn(plan), random.Random(seed))
     return Outcome(list(_entries(found["runs"], found["in turn"])), _NOTES)
@@ -68,17 +68,6 @@ _NOTES = (
     "ours: neighbouring boxes of a bucket have one owner, as they are dealt; peer: they are dealt in turn",
     "means are of all changes; medians and ratios of those for which something travels on both sides",
 )
-
-
-def workload(dp: int, pp: int) -> Workload:
-    """A chain of equal units, two samples for each place of the layout."""
-    return Workload(
-        units=(UnitCost(1e-3, 2e-3, 1e-5, 4 * ELEMENTS, 50),) * UNITS,
-        values=tuple(Value(f"h{i}", i, (i + 1,), 100) for i in range(UNITS - 1)),
-        buckets=tuple(Bucket(f"u{i}", ELEMENTS, (i,)) for i in range(UNITS)),
-        options=PlanOptions(2 * dp * pp * 4),
-        least_elements=ELEMENTS // BOXES_A_BUCKET,
-    )
 
 
 def in_turn(plan: Plan) -> Plan:

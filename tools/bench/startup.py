@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 
 from elaswave_fx.plan.predict.memory import memory_of
+from tools.bench.gpt_job import MEMORY, GptJob, tiny
 from tools.bench.own_job import Variant, run_steps
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed
 from tools.bench.results import Entry, Options, Outcome, medians, p95
-from tools.bench.workload import MEMORY, Workload, tiny
 
 REPEATS = 5
 WANTED_S = {"cold": 12.0, "warm": 6.0}
@@ -133,10 +133,10 @@ def parts_of(said: Sequence[tuple[float, str]], began: float, first: float) -> d
 # --- Memory
 
 
-def _memory_entry(workload: Workload) -> tuple[Entry, str]:
+def _memory_entry(gpt: GptJob) -> tuple[Entry, str]:
     """Take the rank whose peak is highest against its parts."""
-    idle = run_steps(tiny(workload), Variant(), STEPS, 1).resident
-    run = run_steps(workload, Variant(), STEPS, 1)
+    idle = run_steps(tiny(gpt), Variant(), STEPS, 1).resident
+    run = run_steps(gpt, Variant(), STEPS, 1)
     resident, expected = run.resident, [memory_of(run.plan, rank) for rank in run.plan.ranks]
     over = [
         found.peak_bytes / (small.peak_bytes + parts.total)
@@ -154,7 +154,7 @@ def _memory_entry(workload: Workload) -> tuple[Entry, str]:
     )  # fmt: skip
     strict = found.peak_bytes / (found.forked_bytes + needed.total)
     return entry, (
-        f"memory: {workload.text()}; {over[rank]:.3f}x the sum of the parts; without an idle rank in both "
+        f"memory: {gpt.text()}; {over[rank]:.3f}x the sum of the parts; without an idle rank in both "
         f"{(found.peak_bytes - small) / max(1, needed.total):.3f}x; with what a rank has right after its fork, "
         f"{found.forked_bytes / _MIB:.0f} MiB, as the idle one {strict:.3f}x"
     )

@@ -15,19 +15,19 @@ from functools import partial
 
 import torch
 
+from tools.bench.gpt_job import COMPUTE_BOUND, tiny
 from tools.bench.own_job import Variant, run_steps
 from tools.bench.results import Entry, Options, Outcome, Steps, cpu_line, in_turns, medians_ms, paired
 from tools.bench.torch_job import ddp_steps, need_torchft, torchft_steps
-from tools.bench.workload import COMPUTE_BOUND, tiny
 
 REPEATS = 20
 STEPS, WARM_UP = 6, 2
 WANTED = 1 / 1.02
 
 VARIANTS = {
-    "on": Variant(copies=1),
-    "off": Variant(copies=0, guarded=False),
-    "copies alone": Variant(copies=1, guarded=False),
+    "on": Variant(),
+    "off": Variant(("copies.count=0",), guarded=False),
+    "copies alone": Variant(guarded=False),
 }
 
 
@@ -35,15 +35,15 @@ def run(progress: Callable[[str], None], options: Options) -> Outcome:
     """The peer is `off` in each entry, plain DDP in the last one."""
     torch.set_num_threads(1)
     need_torchft()
-    workload = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
+    gpt = tiny(COMPUTE_BOUND) if options.tiny else COMPUTE_BOUND
     sides: dict[str, Callable[[], Steps]] = {
-        **{name: partial(run_steps, workload, variant, STEPS, WARM_UP) for name, variant in VARIANTS.items()},
-        "TorchFT": partial(torchft_steps, workload, STEPS, WARM_UP),
-        "DDP": partial(ddp_steps, workload, STEPS, WARM_UP),
+        **{name: partial(run_steps, gpt, variant, STEPS, WARM_UP) for name, variant in VARIANTS.items()},
+        "TorchFT": partial(torchft_steps, gpt, STEPS, WARM_UP),
+        "DDP": partial(ddp_steps, gpt, STEPS, WARM_UP),
     }
     jobs = in_turns(sides, options.repeats or REPEATS, progress)
     samples = {name: medians_ms(found) for name, found in jobs.items()}
-    return Outcome(_entries(samples), ("", workload.text(), cpu_line(jobs)))
+    return Outcome(_entries(samples), ("", gpt.text(), cpu_line(jobs)))
 
 
 def _entries(samples: dict[str, list[float]]) -> list[Entry]:

@@ -1,10 +1,10 @@
 """Training steps of the peers: plain DistributedDataParallel over gloo, and TorchFT 0.2.0 with its lighthouse.
 
-In: a workload. Out: seconds of each step, or a job that tells of every commit. Each rank is a process with one thread.
+In: a `GptJob`. Out: seconds of each step, or a job that tells of every commit. Each rank is a process with one thread.
 
-    ddp_steps(workload, steps=8, warm_up=3)              ->  Steps(seconds=(0.31, 0.30, …), …)
-    torchft_steps(workload, steps=8, warm_up=3)          ->  Steps(seconds=(0.33, 0.34, …), …)
-    with TorchFTJob(workload, Settings()) as job:
+    ddp_steps(gpt, steps=8, warm_up=3)              ->  Steps(seconds=(0.31, 0.30, …), …)
+    torchft_steps(gpt, steps=8, warm_up=3)          ->  Steps(seconds=(0.33, 0.34, …), …)
+    with TorchFTJob(gpt, Settings()) as job:
         job.hear("step")                                 ->  {"rank": 0, "at_s": …, "ranks": 4, …}
 """
 
@@ -28,9 +28,9 @@ from torch._C._distributed_c10d import TCPStore
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.channel import Channel
 from tools.bench.edit_gloo import on_loopback, start_store
+from tools.bench.gpt_job import GptJob
 from tools.bench.processes import TEST_TIMEOUT_S, BenchFailed, Processes, Reports
 from tools.bench.results import Steps
-from tools.bench.workload import Workload
 
 _TIMEOUT = timedelta(seconds=TEST_TIMEOUT_S)
 
@@ -107,26 +107,26 @@ def join_gloo(rank: int, ranks: int, port: int) -> TCPStore:
     return store
 
 
-def ddp_steps(workload: Workload, steps: int, warm_up: int) -> Steps:
+def ddp_steps(gpt: GptJob, steps: int, warm_up: int) -> Steps:
     """Time plain DDP, clipping and AdamW."""
-    return peer_steps(workload.ranks, steps, warm_up, start_store, partial(_ddp_step, workload))
+    return peer_steps(gpt.ranks, steps, warm_up, start_store, partial(_ddp_step, gpt))
 
 
-def torchft_steps(workload: Workload, steps: int, warm_up: int) -> Steps:
+def torchft_steps(gpt: GptJob, steps: int, warm_up: int) -> Steps:
     """Time TorchFT's DistributedDataParallel and Optimizer, as its examples have them, with its defaults."""
-    serve = partial(_start_lighthouse, settings=Settings(), min_replicas=workload.ranks)
-    return peer_steps(workload.ranks, steps, warm_up, serve, partial(_torchft_step, workload))
+    serve = partial(_start_lighthouse, settings=Settings(), min_replicas=gpt.ranks)
+    return peer_steps(gpt.ranks, steps, warm_up, serve, partial(_torchft_step, gpt))
 
 
 class TorchFTJob:
     """A job whose ranks run the manual loop as long as the block lasts."""
 
-    def __init__(self, workload: Workload, settings: Settings, resident_bytes: int = 0) -> None:
+    def __init__(self, gpt: GptJob, settings: Settings, resident_bytes: int = 0) -> None:
         self._processes, self._reports = Processes(), Reports()
-        self._names = [f"torchft-{rank}" for rank in range(workload.ranks)]
+        self._names = [f"torchft-{rank}" for rank in range(gpt.ranks)]
         address = _start_lighthouse(self._processes, settings, 1)
         for rank, name in enumerate(self._names):
-            body = _manual_body(workload, rank, address, settings, self._reports, resident_bytes)
+            body = _manual_body(gpt, rank, address, settings, self._reports, resident_bytes)
             self._processes.fork(name, body)
         self._reports.close_writer()
         self._processes.hear(self._names, "ready")  # all join the first quorum, however short its join timeout is
@@ -183,29 +183,28 @@ def _start_lighthouse(processes: Processes, settings: Settings, min_replicas: in
 # --- Ranks
 
 
-def _optimizer(model: nn.Module, workload: Workload) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=workload.lr, fused=True)
+def _optimizer(model: nn.Module, gpt: GptJob) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=gpt.lr, fused=True)
 
 
-def _forward(model: nn.Module, workload: Workload, step: int, rank: int) -> None:
+def _forward(model: nn.Module, gpt: GptJob, step: int, rank: int) -> None:
     """Run forward and backward of the mean loss."""
-    inputs, labels = workload.batch(step, rank)
+    inputs, labels = gpt.batch(step, rank)
     loss, count = model(inputs, labels)
     (loss / count).backward()
 
 
-def _ddp_step(workload: Workload, rank: int, port: int) -> Step:
-    join_gloo(rank, workload.ranks, port)
-    model = nn.parallel.DistributedDataParallel(workload.model().train())
-    optimizer = _optimizer(model, workload)
+def _ddp_step(gpt: GptJob, rank: int, port: int) -> Step:
+    join_gloo(rank, gpt.ranks, port)
+    model = nn.parallel.DistributedDataParallel(gpt.model().train())
+    return partial(_take_step, model, _optimizer(model, gpt), gpt, rank)
 
-    def step(number: int) -> None:
-        optimizer.zero_grad()
-        _forward(model, workload, number, rank)
-        workload.clip(model.parameters())
-        optimizer.step()
 
-    return step
+def _take_step(model: nn.Module, optimizer: Any, gpt: GptJob, rank: int, number: int) -> None:
+    optimizer.zero_grad()
+    _forward(model, gpt, number, rank)
+    gpt.clip(model.parameters())
+    optimizer.step()
 
 
 def _manager(
@@ -241,36 +240,33 @@ def _manager(
     return manager, store
 
 
-def _torchft_step(workload: Workload, rank: int, address: str) -> Step:
+def _torchft_step(gpt: GptJob, rank: int, address: str) -> Step:
     from torchft.ddp import DistributedDataParallel
     from torchft.optim import OptimizerWrapper
 
-    inner = workload.model().train()
-    base = _optimizer(inner, workload)
-    manager, store = _manager(inner, base, rank, address, Settings(), workload.ranks)
+    inner = gpt.model().train()
+    base = _optimizer(inner, gpt)
+    manager, store = _manager(inner, base, rank, address, Settings(), gpt.ranks)
     model, optimizer = DistributedDataParallel(manager, inner), OptimizerWrapper(manager, base)
 
     def step(number: int, _kept: object = store) -> None:  # The manager needs the store as long as it lives.
-        optimizer.zero_grad()
-        _forward(model, workload, number, rank)
-        workload.clip(model.parameters())
-        optimizer.step()
-        if manager.num_participants() != workload.ranks:
+        _take_step(model, optimizer, gpt, rank, number)
+        if manager.num_participants() != gpt.ranks:
             raise BenchFailed(f"torchft: step {number} had {manager.num_participants()} participants")
 
     return step
 
 
 def _manual_body(
-    workload: Workload, rank: int, address: str, settings: Settings, reports: Reports, resident_bytes: int
+    gpt: GptJob, rank: int, address: str, settings: Settings, reports: Reports, resident_bytes: int
 ) -> Callable[[Channel], None]:
     """Run the manual loop for ever: quorum, forward and backward, one all-reduce of the flat gradient, vote, update."""
 
     def body(channel: Channel) -> None:
         reports.close_reader()
         ballast = torch.ones(resident_bytes, dtype=torch.uint8)
-        model = workload.model().train()
-        optimizer = _optimizer(model, workload)
+        model = gpt.model().train()
+        optimizer = _optimizer(model, gpt)
         manager, _store = _manager(model, optimizer, rank, address, settings, 1)
         parameters = list(model.parameters())
         channel.send("ready")
@@ -278,12 +274,12 @@ def _manual_body(
         while ballast is not None:
             manager.start_quorum()
             optimizer.zero_grad()
-            _forward(model, workload, manager.current_step(), rank)
+            _forward(model, gpt, manager.current_step(), rank)
             flat = torch.cat([parameter.grad.view(-1) for parameter in parameters if parameter.grad is not None])
             manager.allreduce(flat).wait()
             if manager.should_commit():
                 _scatter(flat, parameters)
-                workload.clip(parameters)
+                gpt.clip(parameters)
                 optimizer.step()
                 reports.say(
                     "step", rank=rank, pid=os.getpid(), at_s=time.monotonic(), epoch=0, ranks=manager.num_participants()

@@ -18,7 +18,7 @@ RESULTS = ROOT / "docs" / "results"
 INTRO = """
 runs both sides in turns on one machine and prints medians, 95th percentiles and ratios. A ratio is peer over ours,
 the median over pairs: larger is better for us; a missed target is bold. Our side of the training benchmarks is
-`train`, on the models, batches and links of `tools/bench/workload.py`. `steady` and `recovery` need the extra
+`train`, on the models, batches and links of `tools/bench/gpt_job.py`. `steady` and `recovery` need the extra
 `bench`; `--tiny` shows that a benchmark runs. *Made* says of the newest kept result minutes, options, date, commit
 and machine (virtual, two quiet cores for all ranks). *Proportional* is the step before, scaled by the number of ranks
 (in `slow` by their speeds).

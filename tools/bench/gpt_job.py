@@ -9,16 +9,14 @@ In: a name. Out: our configuration of it, and the same model and data for a plai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
-from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.gpt import GPT
 
 LINK_GBIT_S = 10.0
@@ -26,12 +24,15 @@ LINK_GBIT_S = 10.0
 
 VOCABULARY = 256
 
+FOREVER = 1_000_000
+"""Steps that no job takes."""
+
 EMULATED_MICRO_BATCH = 4
 """Samples of a micro-batch of emulated ranks, each of them a granule."""
 
 
 @dataclass(frozen=True)
-class Workload:
+class GptJob:
     """A GPT without dropout on random tokens, AdamW: `ranks / stages` pipelines, `ranks_per_host` ranks on a host.
 
     `micro_batch`: the most samples that run at once; None: the planner chooses. `tied`: head and token embedding.
@@ -51,9 +52,11 @@ class Workload:
     tied: bool = True
 
     def config(self, *overrides: str) -> Config:
-        """Return the configuration, as the command line would give it."""
+        """Return the configuration, as the command line would give it; of a job that is ended when nothing more is
+        wanted of it, unless its `steps` are given."""
         return load_config(
             [
+                f"steps={FOREVER}",
                 "model=gpt", f"model.layers={self.layers}", f"model.width={self.width}", f"model.heads={self.heads}",
                 "data=synthetic", f"data.vocab_size={VOCABULARY}", f"seq_len={self.seq_len}",
                 f"model.tied={_word(self.tied)}", f"global_batch={self.global_batch}",
@@ -86,7 +89,7 @@ class Workload:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
     def text(self) -> str:
-        """Describe the workload in one line, for under the table."""
+        """Describe the job in one line, for under the table."""
         layout = "data parallel, each on a host of its own"
         if self.stages > 1:
             layout = f"{self.ranks // self.stages} x {self.stages}, micro-batches of {self.micro_batch}"
@@ -113,9 +116,9 @@ class EmulatedLanes:
         return f"{self.dp}x{self.pp}, m={self.m}"
 
     @property
-    def workload(self) -> Workload:
+    def gpt(self) -> GptJob:
         """A GPT so small that its parameters take no time."""
-        return Workload(
+        return GptJob(
             layers=self.layers, width=16, heads=2, seq_len=16, global_batch=self.dp * self.m * EMULATED_MICRO_BATCH,
             ranks=self.dp * self.pp, stages=self.pp, micro_batch=EMULATED_MICRO_BATCH, clip_norm=None,
         )  # fmt: skip
@@ -127,32 +130,13 @@ class EmulatedLanes:
         return "device=emulated", f"emulated.unit_ms={1e3 * self.step_s * self.pp / units}", "parallel.granule=1"
 
 
-class Named(Protocol):
-    """A case of a benchmark that has several."""
-
-    @property
-    def name(self) -> str: ...
-
-
-_Case = TypeVar("_Case", bound=Named)
-
-
-def cases_named(cases: Sequence[_Case], only: str) -> list[_Case]:
-    """Those with `only` in their name. Raises ConfigError where no case has it."""
-    chosen = [case for case in cases if only in case.name]
-    if not chosen:
-        names = "; ".join(case.name for case in cases)
-        raise ConfigError(f"--only {only}: no case has this in its name; there are {names}")
-    return chosen
-
-
-COMPUTE_BOUND = Workload(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
+COMPUTE_BOUND = GptJob(layers=4, width=256, heads=4, seq_len=128, global_batch=16, ranks=2)
 """`copies` and `steady` run this: there is a rank per core, and a step is almost all matrix products."""
 
-FOUR_COLUMNS = Workload(layers=2, width=128, heads=4, seq_len=64, global_batch=16, ranks=4)
+FOUR_COLUMNS = GptJob(layers=2, width=128, heads=4, seq_len=64, global_batch=16, ranks=4)
 """`recovery` runs this, data parallel 4x1."""
 
-PIPELINE_SMALL = Workload(
+PIPELINE_SMALL = GptJob(
     layers=8, width=64, heads=4, seq_len=64, global_batch=16, ranks=2, clip_norm=None, micro_batch=2, tied=False
 )
 """`pipeline`, which sets the number of ranks, runs this: kernels take some tens of microseconds."""
@@ -160,15 +144,15 @@ PIPELINE_SMALL = Workload(
 PIPELINE_LARGE = replace(PIPELINE_SMALL, width=512, heads=8, seq_len=128, global_batch=8, micro_batch=1)
 """`pipeline` runs this: almost all of a step is matrix products."""
 
-MEMORY = Workload(
+MEMORY = GptJob(
     layers=8, width=512, heads=8, seq_len=128, global_batch=16, ranks=4, stages=2, micro_batch=2, ranks_per_host=2
 )
 """`startup` runs this: it is laid out as the demo, with hundreds of MB at each rank."""
 
 
-def tiny(workload: Workload) -> Workload:
+def tiny(gpt: GptJob) -> GptJob:
     """Make it small, to see that a benchmark runs."""
-    return replace(workload, layers=1, width=16, heads=2, seq_len=16, global_batch=8)
+    return replace(gpt, layers=1, width=16, heads=2, seq_len=16, global_batch=8)
 
 
 def _word(value: float | None) -> str:
