@@ -47,7 +47,7 @@ class FoldBuffers:
         graph = program.graph.graph
         old = {source_of(n).name: n for n in placeholders(graph) if source_of(n).role == Role.BUFFER}
         changed = {old[result.name] for result in program.results if result.name in old}
-        sampled = _of_samples(graph)
+        sampled, forward = _of_samples(graph), _of_loss(program)
         outputs: list[fx.Node | None] = []
         results: list[Result] = []
         folds: list[Fold] = []
@@ -57,7 +57,7 @@ class FoldBuffers:
                 outputs.append(node)
                 results.append(result)
                 continue
-            update = _update(result.name, node, old, changed, sampled)
+            update = _update(result.name, node, old, changed, sampled, forward)
             folds.append(update.fold)
             outputs.extend(update.values)
             results.extend(Result(ResultKind.FOLD, result.name, i) for i in range(len(update.values)))
@@ -78,13 +78,18 @@ class _Update:
 
 
 def _update(
-    buffer: str, new: fx.Node, old: Mapping[str, fx.Node], changed: set[fx.Node], sampled: set[fx.Node]
+    buffer: str,
+    new: fx.Node,
+    old: Mapping[str, fx.Node],
+    changed: set[fx.Node],
+    sampled: set[fx.Node],
+    forward: set[fx.Node],
 ) -> _Update:
     if new not in sampled:
         return _overwrite(buffer, new, per_step=True)
     if buffer not in old:
         return _overwrite(buffer, new)
-    why = _reason_not_to_split(buffer, old[buffer], new, set(old.values()), changed, sampled)
+    why = _reason_not_to_split(buffer, old[buffer], new, set(old.values()), changed, forward & sampled)
     if why:
         return replace(_overwrite(buffer, new), unsplit=why)
     return _split(buffer, old[buffer], new)
@@ -101,7 +106,7 @@ def _overwrite(buffer: str, new: fx.Node, per_step: bool = False) -> _Update:
 
 
 def _reason_not_to_split(
-    buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node], changed: set[fx.Node], sampled: set[fx.Node]
+    buffer: str, old: fx.Node, new: fx.Node, buffers: set[fx.Node], changed: set[fx.Node], forward: set[fx.Node]
 ) -> str:
     """Why an update does not split into its old value and a granule's values; empty if it does."""
     inside = _dependents(old)
@@ -110,13 +115,31 @@ def _reason_not_to_split(
         if node in inside and node is not old and node not in needed:
             return f"buffer '{buffer}' is read by {node.target} in {module_of(node)}, and updated from the same samples"
     for source in _frontier(inside, old):
-        # A rate that follows from a counter would be that of the step in each of its granules.
-        others = set() if source in sampled else _ancestors(source) & (changed - {old})
-        for other in {source} & buffers | others:
+        for other in {source} & buffers | _read_beside(source, forward) & (changed - {old}):
             return f"the update of buffer '{buffer}' reads another one, '{source_of(other).name}', and samples"
         if not isinstance(value_of(source), torch.Tensor):
             return f"the update of buffer '{buffer}' reads the number {source.target} in {module_of(source)}"
     return ""
+
+
+def _read_beside(source: fx.Node, forward: set[fx.Node]) -> set[fx.Node]:
+    """What an update's value depends on besides activations of the forward pass: a rate that follows from a counter
+    would be that of the step in each of its granules."""
+    found, stack = {source}, [source]
+    while stack:
+        node = stack.pop()
+        for each in () if node in forward else node.all_input_nodes:
+            if each not in found:
+                found.add(each)
+                stack.append(each)
+    return found
+
+
+def _of_loss(program: Program) -> set[fx.Node]:
+    """Nodes on which the loss or the count depend."""
+    nodes = zip(output_nodes(program.graph.graph), program.results, strict=True)
+    kept = [node for node, result in nodes if node is not None and result.kind != ResultKind.BUFFER]
+    return {*kept}.union(*map(_ancestors, kept))
 
 
 def _split(buffer: str, old: fx.Node, new: fx.Node) -> _Update:

@@ -202,13 +202,13 @@ class UserDataset(WrappedDataset):
         return UserDataset(self._wrapped.for_evaluation(), self._code, self.place, self.cure, self.owner)
 
     def _batch(self, indices: Indices, keys: Words) -> Batch:
-        before, own = generator_states(), self._own.now()
+        before, own = generator_states(), self._own.now() if self._changes_compared < _MOST_COMPARED else None
         made = self._wrapped.batch(indices, keys)
         if self._draws_compared < _MOST_COMPARED and generator_states() != before:
             self._draws_compared += 1
             for index, key in zip(indices, keys, strict=True):
                 self.refuse_draws(int(index), int(key))
-        if self._changes_compared < _MOST_COMPARED and self._own.now() != own:
+        if own is not None and self._own.now() != own:
             self._changes_compared += 1
             again_made = self._wrapped.batch(indices, keys)
             for field, values in made.items():

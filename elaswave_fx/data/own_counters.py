@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from types import FunctionType, ModuleType
+from contextlib import suppress
+from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from elaswave_fx.program.later_values import numbers_in, with_changed
 _FURTHER = (*(2**power for power in range(1, 21)), 1_000, 1_000_000)
 """Numbers of later reads; as for modules, a power of two reaches the next phase."""
 
-_MOST_OWNERS = 64
-_NO_OWNERS = (type, ModuleType, torch.Tensor)
+_MOST_OWNERS, _MOST_SEEN, _MOST_ATTRIBUTES = 64, 10_000, 1_000
+_NO_OWNERS = (type, ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float, NoneType)
 
 
 def refuse_counters(
@@ -89,25 +90,27 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class OwnStates:
-    """Numbers and generators of an object and its nested objects, such as a wrapped dataset or transforms in a list.
-    Reading samples may change them, and depend on them."""
+    """Attributes that are numbers or generators, of an object and of objects that it contains: a wrapped dataset,
+    transforms in a list. Reading samples may change them, and be changed by them."""
 
     def __init__(self, owner: object) -> None:
         self._owners: list[object] = []
         waiting, known = [owner], set[int]()
-        while waiting and len(self._owners) < _MOST_OWNERS:
+        while waiting and len(self._owners) < _MOST_OWNERS and len(known) < _MOST_SEEN:
             each = waiting.pop()
-            if id(each) in known:
+            if id(each) in known or issubclass(type(each), _NO_OWNERS):
                 continue
             known.add(id(each))
-            if isinstance(each, (list, tuple)) and len(each) <= _MOST_OWNERS:
-                waiting += each
-            elif isinstance(each, FunctionType) or (hasattr(each, "__dict__") and not isinstance(each, _NO_OWNERS)):
+            if isinstance(each, (list, tuple)):
+                waiting += each[:_MOST_OWNERS]
+            elif isinstance(each, FunctionType):
                 self._owners.append(each)
-                waiting += [value for value in vars(each).values() if not isinstance(value, (str, int, float))]
+            elif len(own := _attributes(each)) <= _MOST_ATTRIBUTES:
+                self._owners.append(each)
+                waiting += own.values()
 
     def now(self) -> list[object]:
-        """The present states, for comparison with another time."""
+        """Return their values and states, to be compared with those of another time."""
         return [
             state
             for owner in self._owners
@@ -117,18 +120,29 @@ class OwnStates:
 
 
 def _state(value: object) -> object:
-    """The value of a number, the state of a generator; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if is_generator(value):
-        return pickle.dumps(generator_state(value))
-    return value if isinstance(value, (int, float, np.number)) else None
+    """The value of a number, the state of a generator; None of anything else."""
+    with suppress(Exception):  # a generator of the user's own class
+        if isinstance(value, torch.Generator):
+            return value.get_state().numpy().tobytes()
+        if is_generator(value):
+            return pickle.dumps(generator_state(value))
+        return value if isinstance(value, (int, float, np.number)) else None
+    return None
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    """The namespace of an object, without running its code; an empty one if it has none."""
+    try:
+        own = object.__getattribute__(owner, "__dict__")
+    except (AttributeError, TypeError):
+        return {}
+    return own if type(own) is dict else {}
 
 
 def _names(owner: object) -> Iterator[tuple[dict[str, Any], str]]:
     """Attributes of `owner`, and globals that its `__call__` or `__getitem__` names."""
     if not isinstance(owner, FunctionType):
-        own = getattr(owner, "__dict__", {})
+        own = _attributes(owner)
         yield from ((own, name) for name in [*own])
     kind = type(owner)
     for code in (owner, *(getattr(kind, name, None) for name in ("__call__", "__getitem__"))):

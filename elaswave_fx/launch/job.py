@@ -34,7 +34,7 @@ from elaswave_fx.launch.location import Location, here
 from elaswave_fx.launch.process import outlive_parent
 from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
-from elaswave_fx.observe.rank_events import FaultStrikes, RankEvent
+from elaswave_fx.observe.rank_events import FaultStrikes, RankEvent, clipped
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_event import event_of, fields_of
 from elaswave_fx.plan.work.topology import Rank
@@ -215,7 +215,9 @@ class WorkerContext:
 
     def report_event(self, event: RankEvent, epoch: int = 0) -> None:
         """Report an event of now, a line of `events.jsonl`."""
-        packed = Channel.packed("event", epoch=epoch, at_s=self._job_time(time.monotonic()), **fields_of(event))
+        packed = Channel.packed(
+            "event", epoch=epoch, at_s=self._job_time(time.monotonic()), **clipped(fields_of(event))
+        )
         if not self._send_packed(packed):
             self._said.append(packed)
 

@@ -164,16 +164,17 @@ def _check_keys(default: Any, options: Mapping[str, Any]) -> None:
 def _is_taken(default: Any, key: str, value: Any) -> bool:
     """Whether a key that a configuration class does not declare acts: the code of the architecture reads it, or what
     the class turns it into, as it does with older names."""
-    names = {key}
+    others = set[str]()
     numbers = isinstance(value, (int, float)) and not isinstance(value, bool)
     for tried in (value, 2 * value + 1) if numbers else (value,):
         try:
             made = _make_config(default.model_type, {key: tried}).to_dict()
         except ConfigError:
             continue
-        names |= {*_changed({**default.to_dict(), key: None}, {**made, key: None})}
-    any_name = "|".join(map(re.escape, names))
-    read = re.compile(rf"""config\.({any_name})\b|["']({any_name})["']""")
+        others |= {*_changed({**default.to_dict(), key: None}, {**made, key: None})}
+    words = [rf"""config(\.{name}\b|, ["']{name}["'])""" for name in map(re.escape, {key, *others})]
+    words += [rf"""["']{re.escape(name)}["']""" for name in others]  # in a mapping, as rope_parameters are
+    read = re.compile("|".join(words))
     folder = Path(inspect.getfile(type(default))).parent
     return any(read.search(path.read_text()) for path in folder.glob("modeling_*.py"))
 

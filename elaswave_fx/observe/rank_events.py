@@ -8,7 +8,8 @@ are the table in docs/reference/events.md.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -16,7 +17,8 @@ from elaswave_fx.observe.run_event import RunEvent
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 Step = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31))]
-Words = Annotated[str, msgspec.Meta(max_length=1 << 14)]
+MOST_WORDS = 1 << 14
+Words = Annotated[str, msgspec.Meta(max_length=MOST_WORDS)]
 Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
@@ -166,3 +168,8 @@ OF_ANY_RANK: tuple[type[RankEvent], ...] = (
     ClockSet, ModelElsewhere, Predicted,
 )  # fmt: skip
 """Events that joiners may report, too."""
+
+
+def clipped(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Cut texts, such as messages of libraries, to the length that a report may have."""
+    return {name: value[:MOST_WORDS] if isinstance(value, str) else value for name, value in fields.items()}

@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 import torch._dynamo  # Imported while autograd.grad is replaced, it would find one function under two names.
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _INSTANCE_NORM = torch.instance_norm
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -48,7 +49,7 @@ def eager_answers() -> Iterator[None]:
         mock.patch.object(torch.Tensor, "__bool__", answer),
         mock.patch.object(torch.Tensor, "data", property(_detached, _overwrite)),
         mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
-        mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _nothing_around),
+        mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _its_context_alone),
         mock.patch("torch.instance_norm", _instance_norm),
     ):
         yield
@@ -78,10 +79,16 @@ def _instance_norm(
     return _INSTANCE_NORM(x, weight, bias, mean, var, batch, momentum, eps, cudnn)
 
 
-def _nothing_around(*_: Any, **__: Any) -> Iterator[None]:
-    """Replacement of what `checkpoint(use_reentrant=False)` does around the wrapped function. The export takes a nested
-    one for computation without gradients."""
-    yield
+def _its_context_alone(
+    function: Callable[..., Any], preserve_rng_state: bool = True, context_fn: Callable[[], Any] | None = None,
+    *_: Any, **__: Any,
+) -> Iterator[None]:  # fmt: skip
+    """Replacement of what `checkpoint(use_reentrant=False)` does around the wrapped function: only the context of its
+    forward pass is left. The export takes a nested one for computation without gradients. A dispatch mode chooses what
+    is kept for the backward pass, and changes no value."""
+    context = contextlib.nullcontext() if context_fn is None else context_fn()[0]
+    with contextlib.nullcontext() if isinstance(context, TorchDispatchMode) else context:
+        yield
 
 
 class _SeenThrough:

@@ -493,6 +493,27 @@ def test_items_that_depend_on_what_they_change_are_refused_when_they_come(by: st
         dataset.batch(np.arange(4, 8))
 
 
+class Odd(dict):
+    """What it is asked for, it takes for a key."""
+
+    __getattr__ = dict.get
+
+
+class Loud:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class HoldsOddObjects(Drawn):
+    def __init__(self, by: str) -> None:
+        super().__init__(by)
+        self.odd, self.loud, self.deep, self.here = Odd(), Loud(), [[[Odd()] * 99] * 99] * 99, self
+
+
+def test_objects_of_which_a_dataset_has_the_numbers_are_not_asked() -> None:
+    assert drawn("HoldsOddObjects").dataset.batch(np.arange(4))["x"].shape == (4, 1)
+
+
 @pytest.mark.parametrize("by", ["seeded", "counts alone"])
 def test_items_may_change_what_they_do_not_depend_on(by: str) -> None:
     dataset = drawn("SeldomChanged", by=by).dataset

@@ -189,6 +189,7 @@ def test_a_folder_names_its_task(task, tmp_path):
         (("gpt2", {"dtype": "bfloat16"}), "model.config.dtype=bfloat16: has no effect, .*; precision=bf16 computes in"),
         (("gpt2", {"n_layr": 2}), "model.config.n_layr: is no option of gpt2; nearest valid: n_layer"),
         (("gpt2", {**GPT2, "rope_theta": 5.0}), "model.config.rope_theta: is no option of gpt2"),
+        (("gpt2", {**GPT2, "past_key_values": 3}), "model.config.past_key_values: is no option of gpt2"),
         (("llama", {"partial_rotary_factor": 0.5}), "model.config.partial_rotary_factor: is no option of llama"),
         (("bert", {**SMALL, "is_decoder": False}, "causal_lm"), "is_decoder=False: every token would see .*=true"),
         (("gpt2", {"n_layer": "two"}), "model.config: does not suit gpt2.*n_layer"),

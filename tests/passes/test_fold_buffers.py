@@ -64,19 +64,21 @@ class Crossed(ExponentialMean):
 
 
 class Cumulative(Classifier):
-    """An average of all steps, whose rate follows from a counter. `constant`: from a buffer that never changes."""
+    """An average of all steps, whose rate follows from a counter. `constant`: from a buffer that never changes;
+    `summed`: a sum of samples over the counter."""
 
-    def __init__(self, constant: bool = False) -> None:
+    def __init__(self, constant: bool = False, summed: bool = False) -> None:
         super().__init__(layers=1)
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.register_buffer("steps", torch.ones(()))
-        self.constant = constant
+        self.constant, self.summed = constant, summed
 
     def features(self, x: Tensor) -> Tensor:
         features = super().features(x)
         if not self.constant:
             self.steps.add_(1)
-        self.mean.add_((features.detach().mean(dim=0) - self.mean) / (self.steps + 1))
+        seen = features.detach().mean(dim=0)
+        self.mean.add_(seen / self.steps if self.summed else (seen - self.mean) / (self.steps + 1))
         return features
 
 
@@ -108,6 +110,7 @@ class Memory(ExponentialMean):
         (Memory(), "buffer 'last' is read by aten.add.Tensor in the model, and updated from the same samples"),
         (Counting(), "the update of buffer 'mean' reads the number"),
         (Cumulative(), "the update of buffer 'mean' reads another one, 'steps', and samples"),
+        (Cumulative(summed=True), "the update of buffer 'mean' reads another one, 'steps', and samples"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Classifier) else "",
 )

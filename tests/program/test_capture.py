@@ -474,6 +474,22 @@ class Nested(Small):
         return checkpoint(within, x, use_reentrant=False).mean(dim=1)
 
 
+class Cast(Small):
+    """A checkpoint whose forward pass is cast by its context."""
+
+    def features(self, x: Tensor) -> Tensor:
+        contexts = lambda: (torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16))  # noqa: E731
+        made = checkpoint(self.layers[0].up, x, use_reentrant=False, context_fn=contexts)
+        assert made.dtype == torch.bfloat16
+        return x.mean(dim=1) * made.float().mean()
+
+
+def test_the_context_of_a_checkpoint_is_captured() -> None:
+    casts = [node for node in captured(Cast(), vectors).graph.graph.nodes if node.kwargs.get("dtype") is torch.bfloat16]
+    casts += [node for node in captured(Cast(), vectors).graph.graph.nodes if torch.bfloat16 in node.args]
+    assert casts
+
+
 class Spectral(Small):
     """Its power iteration is a no_grad() that changes buffers."""
 

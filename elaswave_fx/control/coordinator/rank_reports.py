@@ -88,9 +88,11 @@ def fault_of_report(report: RankReport, steps_most: int) -> str | None:
         kind = _EVENTS.get(event) if isinstance(event, str) else None
     else:
         kind = _KINDS.get(report.kind)
+    if kind is not None and "rank" in fields:
+        return f"{report.kind}: a report names its own rank"
     name = report.kind if event is None else f"{report.kind} {str(event)[:40]}"
     if kind is None:
-        return f"{name[:60]}: ranks tell no such thing"
+        return f"{name[:60]}: ranks report no such thing"
     try:
         if report.kind == "event":
             msgspec.convert({key: fields.pop(key) for key in ("epoch", "at_s") if key in fields}, _When)
