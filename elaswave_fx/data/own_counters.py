@@ -95,15 +95,16 @@ class OwnStates:
 
     def __init__(self, owner: object) -> None:
         self._owners: list[object] = []
-        waiting, known = [owner], set[int]()
+        waiting: list[Any] = [owner]
+        known = set[int]()
         while waiting and len(self._owners) < _MOST_OWNERS and len(known) < _MOST_SEEN:
             each = waiting.pop()
             if id(each) in known or issubclass(type(each), _NO_OWNERS):
                 continue
             known.add(id(each))
-            if isinstance(each, (list, tuple)):
+            if issubclass(type(each), (list, tuple)):
                 waiting += each[:_MOST_OWNERS]
-            elif isinstance(each, FunctionType):
+            elif type(each) is FunctionType:
                 self._owners.append(each)
             elif len(own := _attributes(each)) <= _MOST_ATTRIBUTES:
                 self._owners.append(each)
@@ -141,7 +142,7 @@ def _attributes(owner: object) -> dict[str, Any]:
 
 def _names(owner: object) -> Iterator[tuple[dict[str, Any], str]]:
     """Attributes of `owner`, and globals that its `__call__` or `__getitem__` names."""
-    if not isinstance(owner, FunctionType):
+    if type(owner) is not FunctionType:
         own = _attributes(owner)
         yield from ((own, name) for name in [*own])
     kind = type(owner)

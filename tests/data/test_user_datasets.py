@@ -499,15 +499,10 @@ class Odd(dict):
     __getattr__ = dict.get
 
 
-class Loud:
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-
 class HoldsOddObjects(Drawn):
     def __init__(self, by: str) -> None:
         super().__init__(by)
-        self.odd, self.loud, self.deep, self.here = Odd(), Loud(), [[[Odd()] * 99] * 99] * 99, self
+        self.odd, self.deep, self.here = Odd(), [[[Odd()] * 99] * 99] * 99, self
 
 
 def test_objects_of_which_a_dataset_has_the_numbers_are_not_asked() -> None:
