@@ -153,9 +153,10 @@ def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:
 
 def _is_sized_by_values(node: fx.Node) -> bool:
     """Whether the result's shape follows from values; with whole numbers as indices it does not."""
-    masks = [each for each in node.all_input_nodes[1:] if value_of(each).dtype in (torch.bool, torch.uint8)]
-    by_index = is_aten(node, "aten.index") and not masks
-    return torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and not by_index
+    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
+        return False
+    indices = node.all_input_nodes[1:]
+    return not is_aten(node, "aten.index") or any(value_of(each).dtype in (torch.bool, torch.uint8) for each in indices)
 
 
 def _suspects(unit: Unit, message: str) -> str:
