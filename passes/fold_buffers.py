@@ -14,7 +14,7 @@ was at the start of the step, or as the step itself computed it from that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -115,24 +115,13 @@ def _reason_not_to_split(
         if node in inside and node is not old and node not in needed:
             return f"buffer '{buffer}' is read by {node.target} in {module_of(node)}, and updated from the same samples"
     for source in _frontier(inside, old):
-        for other in {source} & buffers | _read_beside(source, forward) & (changed - {old}):
+        # A rate that follows from a counter would be that of the step in each of its granules.
+        others = {source} & buffers | _ancestors(source, stop=forward) & changed
+        for other in (node for node in old.graph.nodes if node in others):
             return f"the update of buffer '{buffer}' reads another one, '{source_of(other).name}', and samples"
         if not isinstance(value_of(source), torch.Tensor):
             return f"the update of buffer '{buffer}' reads the number {source.target} in {module_of(source)}"
     return ""
-
-
-def _read_beside(source: fx.Node, forward: set[fx.Node]) -> set[fx.Node]:
-    """What an update's value depends on besides activations of the forward pass: a rate that follows from a counter
-    would be that of the step in each of its granules."""
-    found, stack = {source}, [source]
-    while stack:
-        node = stack.pop()
-        for each in () if node in forward else node.all_input_nodes:
-            if each not in found:
-                found.add(each)
-                stack.append(each)
-    return found
 
 
 def _of_loss(program: Program) -> set[fx.Node]:
@@ -187,11 +176,12 @@ def _dependents(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _ancestors(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = [node]
+def _ancestors(node: fx.Node, stop: Set[fx.Node] = frozenset()) -> set[fx.Node]:
+    """What a node depends on; nothing that it does only through nodes of `stop`."""
+    found, stack = set(), [node]
     while stack:
-        for source in stack.pop().all_input_nodes:
+        each = stack.pop()
+        for source in () if each in stop else each.all_input_nodes:
             if source not in found:
                 found.add(source)
                 stack.append(source)
