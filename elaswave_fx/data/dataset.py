@@ -7,7 +7,7 @@ In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, g
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -193,10 +193,13 @@ class UserDataset(WrappedDataset):
         """Raise DataError if reading this sample draws from a shared generator."""
         refuse_global_draws(lambda: self.sample(index, key), self.place, index, self.cure)
 
-    def refuse_change(self, index: int, field: str) -> NoReturn:
-        raise DataError(
-            f"{self.place}: {field} of sample {index} is another one when it is read again, {again(self.cure)}"
-        )
+    def refuse_change(self, index: int, first: Sample, second: Sample) -> None:
+        """Raise DataError if the second reading of a sample differs from the first one."""
+        for field, tensor in first.items():
+            if field not in second or not same_bits(tensor, second[field]):
+                raise DataError(
+                    f"{self.place}: {field} of sample {index} is another one when it is read again, {again(self.cure)}"
+                )
 
     def for_evaluation(self) -> "UserDataset":
         return UserDataset(self._wrapped.for_evaluation(), self._code, self.place, self.cure, self.owner)
@@ -210,11 +213,9 @@ class UserDataset(WrappedDataset):
                 self.refuse_draws(int(index), int(key))
         if own is not None and self._own.now() != own:
             self._changes_compared += 1
-            again_made = self._wrapped.batch(indices, keys)
-            for field, values in made.items():
-                for index, first, second in zip(indices, values, again_made[field], strict=True):
-                    if not same_bits(first, second):
-                        self.refuse_change(int(index), field)
+            second = self._wrapped.batch(indices, keys)
+            for row, index in enumerate(indices):
+                self.refuse_change(int(index), *({name: each[row] for name, each in b.items()} for b in (made, second)))
         return made
 
 

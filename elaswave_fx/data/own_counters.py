@@ -102,7 +102,7 @@ class OwnStates:
             if id(each) in known or issubclass(type(each), _NO_OWNERS):
                 continue
             known.add(id(each))
-            if issubclass(type(each), (list, tuple)):
+            if type(each) in (list, tuple):  # a class of the user's may read files when it is sliced
                 waiting += each[:_MOST_OWNERS]
             elif type(each) is FunctionType:
                 self._owners.append(each)
