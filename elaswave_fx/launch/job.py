@@ -36,7 +36,7 @@ from elaswave_fx.launch.stop import WARNINGS
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.rank_events import FaultStrikes, RankEvent, clipped
 from elaswave_fx.observe.recorder import Recorder
-from elaswave_fx.observe.run_event import event_of, fields_of
+from elaswave_fx.observe.run_event import fields_of, received
 from elaswave_fx.plan.work.topology import Rank
 
 _KEPT = 4096
@@ -239,8 +239,7 @@ class WorkerContext:
             elif kind == "eval":
                 recorder.evaluation(**fields)
             else:
-                epoch, at_s = fields.pop("epoch"), fields.pop("at_s")
-                recorder.event(event_of(RankEvent, {**fields, "rank": self.rank}), epoch, at_s)
+                recorder.event(*received(RankEvent, {**fields, "rank": self.rank}))
         recorder.ended(self.rank, share)
         if recorder.gave_up is not None:
             recorder.finish("failed", recorder.gave_up)

@@ -44,7 +44,7 @@ from elaswave_fx.observe.narrative import Narrator
 from elaswave_fx.observe.progress import StepProgress
 from elaswave_fx.observe.rank_events import CheckpointWritten, Drained, FaultStrikes, RankEvent
 from elaswave_fx.observe.recorder import Recorder
-from elaswave_fx.observe.run_event import Event, RunEvent, event_of
+from elaswave_fx.observe.run_event import RunEvent, received
 from elaswave_fx.observe.run_log import RunLog
 from elaswave_fx.scheduling import answer_soon
 
@@ -207,7 +207,7 @@ class Supervisor:
                 self._recorder.evaluation(fields["step"], fields["loss"], fields["count"])
                 self._log.info(f"step {fields['step']}: held-out loss {fields['loss']:.4f}")
             case "event":
-                self._on_rank_event(rank, *_received(RankEvent, {**fields, "rank": rank}))
+                self._on_rank_event(rank, *received(RankEvent, {**fields, "rank": rank}))
             case "share":
                 self._recorder.ended(rank, fields["summary"])
             case "done":
@@ -366,7 +366,7 @@ class Supervisor:
             elif message.kind == "told":
                 self._on_report(message.fields["rank"], Message(message.fields["what"], message.fields["fields"]))
             elif message.kind == "event" and not self._is_ending:
-                event, epoch, at_s = _received(JobEvent, message.fields)
+                event, epoch, at_s = received(JobEvent, message.fields)
                 if not self._is_repeated(event, epoch):
                     self._on_event(event, epoch, at_s)
                     self._follow(event)
@@ -467,9 +467,3 @@ class Supervisor:
             self._children[rank].channel.send(kind, **fields)
         except ChannelClosed:
             return
-
-
-def _received(base: type[Event], fields: Mapping[str, Any]) -> tuple[Event, int, float | None]:
-    """The event of a message, its epoch, and the monotonic time at which it happened."""
-    event = {key: value for key, value in fields.items() if key not in ("epoch", "at_s")}
-    return event_of(base, event), fields["epoch"], fields["at_s"]

@@ -39,3 +39,10 @@ def event_of(base: type[Event], fields: Mapping[str, Any]) -> Event:
     `msgspec.ValidationError`, and `KeyError` for a kind that no subclass has."""
     kinds = {tag_of(kind): kind for kind in base.__subclasses__()}
     return msgspec.convert(fields, kinds[fields["event"]])
+
+
+def received(base: type[Event], fields: Mapping[str, Any]) -> tuple[Event, int, float | None]:
+    """Return the event of a message, its epoch, and the monotonic time at which it happened (None: now). Raises as
+    `event_of`."""
+    event = {name: value for name, value in fields.items() if name not in ("epoch", "at_s")}
+    return event_of(base, event), fields["epoch"], fields["at_s"]

@@ -54,7 +54,7 @@ from elaswave_fx.observe.narrative import describe
 from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
-from elaswave_fx.observe.run_event import event_of
+from elaswave_fx.observe.run_event import received
 from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.member_infos import info_of
@@ -320,10 +320,9 @@ def take(recorder: Recorder, message: ChannelMessage) -> None:
         recorder.ended(3, fields["summary"])
         recorder.finish("completed", None)
     else:
-        event = {key: value for key, value in fields.items() if key not in ("epoch", "at_s")}
-        received = event_of(RankEvent, {**event, "rank": 3})
-        recorder.event(received, fields["epoch"], fields["at_s"])
-        assert isinstance(describe(received, fields["epoch"]), str)
+        event, epoch, at_s = received(RankEvent, {**fields, "rank": 3})
+        recorder.event(event, epoch, at_s)
+        assert isinstance(describe(event, epoch), str)
 
 
 # --- On the wire

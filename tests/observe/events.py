@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from elaswave_fx.observe import job_events, rank_events
-from elaswave_fx.observe.run_event import RunEvent, event_of
+from elaswave_fx.observe.run_event import RunEvent, event_of, tag_of
 
-_JOB_KINDS = {
-    "planned", "started", "detected", "stopped", "agreed", "slowed", "must_stay", "stopping", "called_off",
-    "coordinator", "over",
-}  # fmt: skip
+_JOB_KINDS = {tag_of(each) for each in job_events.JobEvent.__subclasses__()} - {"clock"}
 
 
 def event(kind: str, **fields: Any) -> RunEvent:
-    """A process that ends has a `left` of the launcher; one that was asked to leave has its own."""
-    by_launcher = kind in _JOB_KINDS or (kind == "left" and "asked" not in fields)
+    """A process that ends has a `left` of the launcher; one that was asked to leave has its own, as clocks do."""
+    by_launcher = kind in _JOB_KINDS and "asked" not in fields
     base = job_events.JobEvent if by_launcher else rank_events.RankEvent
     return event_of(base, {"event": kind, **fields})
