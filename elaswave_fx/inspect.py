@@ -49,7 +49,7 @@ def graph_text(artifact: Artifact, plan: Plan) -> str:
             lines.append(f"rank {tile.rank}: computes nothing")
             continue
         lines.append(
-            f"rank {tile.rank}: units {tile.units.lo}..{tile.units.hi - 1}, "
+            f"rank {tile.rank}: units {', '.join(f'{s.lo}..{s.hi - 1}' for s in tile.units.spans)}, "
             f"samples {', '.join(f'{s.lo}..{s.hi - 1}' for s in tile.spans)} in {len(tile.micro_batches)} micro-batches"
         )
     return "\n".join(lines) + "\n\n" + artifact.text

@@ -32,7 +32,7 @@ from elaswave_fx.config.compose import compose, load_config
 from elaswave_fx.config.read import read_config
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import SEED, Activation, Certificate, Stamp, Term, Version, Vote, WorkSpan
+from elaswave_fx.control.protocol.types import SEED, Activation, Certificate, Stamp, Term, Version, Vote
 from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.file_store import FileStore
 from elaswave_fx.control.store.ledger import CHAIN_START, Payload, line_of, linked
@@ -41,7 +41,7 @@ from elaswave_fx.control.wire import decode, encode
 from elaswave_fx.data.token_files import open_token_files
 from elaswave_fx.errors import CommError, ConfigError, DataError, PlanError
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from elaswave_fx.program.artifact import FORMAT, Artifact
 from tests.checkpoint.test_refusals import make_checkpoint

@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "plan": {"program"},
     "passes": {"program", "plan", "config.schema"},  # options of passes are read as keys are
     # How processes start and what users see knows nothing of what is computed; workers report through both.
-    "observe": set(),
+    "observe": {"plan.work.spans"},
     "pictures": {"observe", "plan"},
     "checkpoint": {"_native", "config", "devices.fingerprint", "plan", "program"},
     "launch": {"_liveness", "config", "control", "devices.clocks", "observe", "plan"},

@@ -24,6 +24,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.program.count import Counter, cut_count
 from elaswave_fx.program.keys import sample_keys
+from elaswave_fx.words import number_ranges
 from elaswave_fx.worker.engine import vouched_inputs
 from elaswave_fx.worker.feed import content_of
 
@@ -141,7 +142,7 @@ class _Examiner:
         for tile in plan.tiles:
             drawn = f"{self._sum_of_keys(line.step, plan, tile):016x}"
             if line.keys.get(str(tile.rank)) != drawn:
-                units = f"units {tile.units.lo} to {tile.units.hi - 1}"
+                units = f"units {number_ranges(list(tile.units))}"
                 yield wrong("keys", f"{_place(line, tile)}, {units}: drew with keys of another seed or other positions")
                 return
 

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 
 from elaswave_fx.audit.finding import Finding, holds, unchecked, wrong
 from elaswave_fx.audit.record import Line, Record, line_fields
-from elaswave_fx.control.protocol.types import WorkSpan
 from elaswave_fx.control.store.ledger import (
     CHAIN_START,
     covers_once,
-    edges_of,
     first_break,
     hash_of,
     restored_alike,
@@ -80,7 +78,7 @@ def check_tiles(record: Record) -> Finding:
             missing.add(line.plan)
             continue
         for tile in plan.tiles:
-            planned = [edges_of(WorkSpan(tile.units, span)) for span in tile.spans]
+            planned = [piece.edges for piece in tile.work]
             if line.tiles.get(str(tile.rank), []) != planned:
                 return wrong(
                     "tiles", f"{_place(line)}: rank {tile.rank} consumed {line.tiles.get(str(tile.rank))}, "

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketSpec
 
 _DIGEST_CHUNK_BYTES = 16 << 20

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import BoxId, Span, numbered
+from elaswave_fx.plan.work.box import BoxId, numbered
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketSpec
 
 MASTER = -1

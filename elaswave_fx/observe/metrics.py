@@ -11,13 +11,11 @@ Coverage is counted from the samples that ranks report as consumed, never from t
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Consumed = tuple[int, int, int, int]
-"""(first unit, last + 1, first sample, last + 1) of one tile, samples counted within the step."""
+from elaswave_fx.plan.work.spans import Coverage, Edges, coverage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class StepReport:
     grad_norm: float
     memory_peak_mb: float = 0.0
     epoch: int = 0
-    consumed: tuple[Consumed, ...] = ()
+    consumed: tuple[Edges, ...] = ()
     world_size: int = 0
     alive_at_s: float | None = None
     energy_j: float | None = None
@@ -77,39 +75,6 @@ class StepLine:
     energy_per_token_j: float | None = None
     samples: int
     """Computed samples: the whole batch, except with `policy=smaller_batch`."""
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Numbers of samples whose whole work (every unit) was done at least once, more than once, or not at all, for
-    example because the plan skipped them."""
-
-    seen: int = 0
-    duplicated: int = 0
-    skipped: int = 0
-
-    def __add__(self, other: Coverage) -> Coverage:
-        return Coverage(self.seen + other.seen, self.duplicated + other.duplicated, self.skipped + other.skipped)
-
-
-def coverage(tiles: Iterable[Consumed], units: int, samples: int) -> Coverage:
-    """Count how `tiles` cover the work plane of one step, `units` x `samples`.
-
-    A sample is seen when all its units were computed, skipped otherwise; duplicated when a unit was computed twice.
-    Within a strip between tile borders all samples are alike, so each strip is counted once.
-    """
-    tiles = tuple(tiles)
-    borders = sorted({0, samples, *(min(max(b, 0), samples) for tile in tiles for b in tile[2:])})
-    total = Coverage()
-    for lo, hi in itertools.pairwise(borders):
-        times = [0] * units
-        for first, last, start, end in tiles:
-            if start <= lo and hi <= end:
-                for unit in range(max(first, 0), min(last, units)):
-                    times[unit] += 1
-        width, whole = hi - lo, min(times, default=0) > 0
-        total += Coverage(width * whole, width * (max(times, default=0) > 1), width * (not whole))
-    return total
 
 
 class StepBook:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.observe.job_events import Agreed, Finished, Planned
-from elaswave_fx.observe.metrics import Coverage, StepBook, StepLine, StepReport, Summary
+from elaswave_fx.observe.metrics import StepBook, StepLine, StepReport, Summary
 from elaswave_fx.observe.rank_events import Drained, FaultStrikes, GaveUp, Resumed
 from elaswave_fx.observe.recoveries import Recoveries
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.observe.run_event import RunEvent, fields_of
+from elaswave_fx.plan.work.spans import Coverage
 
 
 class Recorder:

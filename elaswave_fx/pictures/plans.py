@@ -19,7 +19,8 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.pictures.drawing import pyplot, save
 from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.tiling import Lane, Tile, joined
+from elaswave_fx.plan.work.spans import Runs
+from elaswave_fx.plan.work.tiling import Lane, Tile
 from elaswave_fx.words import size_text
 
 SKIPPED = 2
@@ -118,21 +119,21 @@ def _draw_plane(axes: Any, measured: Measured, before: Plan, after: Plan) -> Non
 
 def _draw_tile(axes: Any, tile: Tile, color: str, hatch: str | None, lost: bool) -> None:
     """Draw a rectangle for each span, and the number of the rank in the widest one."""
-    for span in tile.spans:
+    for units, samples in tile.work:
         axes.add_patch(
             _rectangle(
-                (span.lo, tile.units.lo), len(span), len(tile.units),
+                (samples.lo, units.lo), len(samples), len(units),
                 facecolor="white" if lost else color, alpha=0.6, edgecolor=color, hatch=hatch,
             )
         )  # fmt: skip
-    if tile.spans:
-        widest = max(tile.spans, key=len)
-        middle = (widest.lo + widest.hi) / 2, (tile.units.lo + tile.units.hi) / 2
+    if tile.work:
+        units, samples = max(tile.work, key=lambda piece: len(piece.units) * len(piece.samples))
+        middle = (samples.lo + samples.hi) / 2, (units.lo + units.hi) / 2
         axes.text(*middle, str(tile.rank), ha="center", va="center", fontsize=8, fontweight="bold")
 
 
 def _draw_lane(axes: Any, lane: Lane, units: int) -> None:
-    for span in joined(lane.micro_batches):
+    for span in Runs.of(*lane.micro_batches).spans:
         axes.add_patch(_rectangle((span.lo, 0), len(span), units, fill=False, edgecolor="black", linewidth=1.5))
 
 

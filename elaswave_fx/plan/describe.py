@@ -16,7 +16,7 @@ from elaswave_fx.plan.predict.frequency import clock_words
 from elaswave_fx.plan.replicas.deal_boxes import bucket_sharers, domain_words, fatal_domains, fatal_losses
 from elaswave_fx.plan.replicas.goal_copies import goal_words
 from elaswave_fx.plan.replicas.ownership import UNEVEN, deviation, owned_elements
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
 
@@ -140,7 +140,7 @@ def _row(plan: Plan, rank: Rank) -> tuple[str, ...]:
     return (
         str(rank),
         str(plan.topology.member(tile.rank).host),
-        _numbers(tile.units) if tile.units else "-",
+        ", ".join(map(_numbers, tile.units.spans)) or "-",
         ", ".join(map(_numbers, tile.spans)) or "-",
         f"{len(tile.micro_batches)} of {'/'.join(str(s) for s in sizes)}" if sizes else "-",
         str(cost.in_flight),

@@ -21,10 +21,11 @@ import msgspec
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.order.hops import Hop, ValueRoutes, find_hops, rank_hops
 from elaswave_fx.plan.order.schedule import Action
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.operating_points import OperatingPoint
 from elaswave_fx.plan.work.options import PlanOptions
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane, Tile, Tiling, tiles_of
 from elaswave_fx.plan.work.topology import Epoch, Rank, Topology
 

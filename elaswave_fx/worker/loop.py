@@ -24,7 +24,7 @@ from elaswave_fx.control.protocol import do, rank_state
 from elaswave_fx.control.protocol.rank_state import Decision, Excluded, Go
 from elaswave_fx.control.protocol.training_loop import StepFailed, perform, training
 from elaswave_fx.control.protocol.types import Certificate
-from elaswave_fx.control.store.ledger import Payload, edges_of
+from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.devices import Device, make_device
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import CommError, ConfigError, CopyDiffers, ExecError, InputsDiffer, JobOver, UpdateFailed
@@ -355,7 +355,7 @@ class Training:
             grad_norm=result.grad_norm,
             memory_peak_mb=result.memory_bytes / 2**20,
             epoch=worker.plan.epoch,
-            consumed=tuple(edges_of(span) for vote in votes for span in vote.consumed),
+            consumed=tuple(span.edges for vote in votes for span in vote.consumed),
             world_size=len(votes),
             alive_at_s=time.monotonic() - seconds,
             energy_j=worker.plan.energy_j(seconds),

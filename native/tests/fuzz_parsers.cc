@@ -18,7 +18,7 @@ bool read_vote(const Bytes& input, Draw&) {
     const exec::Vote vote = exec::Vote::unpack(words);
     exec::ExactTotal total = vote.loss;
     total.add(vote.squares);
-    return vote.consumed.size() <= exec::Vote::kMostSpans && !std::isinf(total.value());
+    return vote.consumed.size() <= words.size() && !std::isinf(total.value());
   } catch (const exec::ExecError&) {
     return false;
   }
@@ -31,7 +31,7 @@ std::vector<Parser> vote_parsers() {
   vote.loss.add(1.5);
   vote.squares.add(3.0);
   std::vector<Bytes> valid;
-  for (std::size_t spans = 0; spans <= exec::Vote::kMostSpans; spans += 4) {
+  for (std::size_t spans = 0; spans <= 12; spans += 4) {
     vote.consumed.assign(spans, {0, 1, 2, 3});
     vote.buckets[BucketId(static_cast<std::int64_t>(spans))] = {4, 5};
     Bytes& bytes = valid.emplace_back();

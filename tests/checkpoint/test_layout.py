@@ -15,8 +15,9 @@ from elaswave_fx.checkpoint.layout import Piece, key_paths, logical_tensors, own
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import BoxId, Span, numbered
+from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.cost import Bucket
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import local_topology
 from elaswave_fx.program.artifact import Artifact, BucketBuffer, BucketParam, BucketSpec, FoldSpec, TensorInfo
 from tests.plan.samples import chain

@@ -59,9 +59,9 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
-    WorkSpan,
 )
-from elaswave_fx.plan.work.box import Span, numbered
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment, replan
 

@@ -15,7 +15,8 @@ from elaswave_fx.control.protocol.epoch_start import (
     unchecked_buckets,
 )
 from elaswave_fx.control.protocol.types import Activation, Assignment, Certificate, Copy, Record, Stamp, Version, Vote
-from elaswave_fx.plan.work.box import Box, BoxId, Span
+from elaswave_fx.plan.work.box import Box, BoxId
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 ME, OTHER, THIRD = Rank(0), Rank(1), Rank(2)

@@ -16,17 +16,7 @@ import psutil
 import pytest
 
 from elaswave_fx.control.protocol.register import Absent, Register, Swap
-from elaswave_fx.control.protocol.types import (
-    SEED,
-    Activation,
-    BoxId,
-    Certificate,
-    Stamp,
-    Term,
-    Version,
-    Vote,
-    WorkSpan,
-)
+from elaswave_fx.control.protocol.types import SEED, Activation, BoxId, Certificate, Stamp, Term, Version, Vote
 from elaswave_fx.control.store import file_store
 from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, settle_dead_jobs
@@ -34,7 +24,7 @@ from elaswave_fx.control.store.ledger import Payload, covers_once, first_break, 
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import json_lines
 from elaswave_fx.observe.run_directory import RunDirectory
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.toy_planner import first_assignment
 from tests.waiting import await_true

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.control.protocol.types import Certificate, Stamp, Version, Vote, WorkSpan
+from elaswave_fx.control.protocol.types import Certificate, Stamp, Version, Vote
 from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.ledger import (
     STOP_WANTED,
@@ -18,7 +18,7 @@ from elaswave_fx.control.store.ledger import (
     rollback_line,
     sum_of_digests,
 )
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 GOLDEN = bytes.fromhex((Path(__file__).parent.parent / "golden" / "vote.hex").read_text())
@@ -47,13 +47,18 @@ def test_totals_are_exact() -> None:
 
 def test_bytes_that_break_off_or_promise_too_much_are_refused() -> None:
     assert Payload.unpack(b"") == Payload()
-    with pytest.raises(ValueError, match="a vote's payload has 671 bytes; it has 624 and 24 for each bucket"):
+    with pytest.raises(
+        ValueError, match="a vote's payload has 479 bytes; it has 368, 32 for each span and 24 for each bucket"
+    ):
         Payload.unpack(GOLDEN[:-1])
-    for short in (GOLDEN[:624], GOLDEN[:623], GOLDEN[:103]):
+    for short in (GOLDEN[:-24], GOLDEN[:368], GOLDEN[:103]):
         with pytest.raises(ValueError, match=f"a vote's payload has {len(short)} bytes"):
             Payload.unpack(short)
-    with pytest.raises(ValueError, match="says 9 spans; there is room for 8"):
-        Payload.unpack(GOLDEN[:48] + (9).to_bytes(8, "little") + GOLDEN[56:])
+    for number in (1, 3, 2**64 - 1):
+        with pytest.raises(ValueError, match="has 480 bytes"):
+            Payload.unpack(GOLDEN[:48] + number.to_bytes(8, "little") + GOLDEN[56:])
+    many = Payload(consumed=tuple(WorkSpan(Span(0, 1), Span(i, i + 1)) for i in range(0, 600, 2)))
+    assert Payload.unpack(many.pack()) == many
 
 
 def test_a_line_lists_the_spans_of_every_rank() -> None:

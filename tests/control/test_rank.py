@@ -60,9 +60,9 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
-    WorkSpan,
 )
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 ME, PEER = Rank(0), Rank(1)

@@ -41,7 +41,6 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
-    WorkSpan,
 )
 from elaswave_fx.control.protocol.validate import AHEAD_MOST, fault_of, fault_of_member, fault_of_reshape
 from elaswave_fx.control.store.ledger import Payload, line_of
@@ -55,7 +54,7 @@ from elaswave_fx.observe.rank_events import RankEvent
 from elaswave_fx.observe.recorder import Recorder
 from elaswave_fx.observe.run_directory import RunDirectory
 from elaswave_fx.observe.run_event import received
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.member_infos import info_of
 from tests.control.test_wire import address, coordinator, heard, met  # noqa: F401 - two of them are fixtures

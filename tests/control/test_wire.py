@@ -57,13 +57,12 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
-    WorkSpan,
 )
 from elaswave_fx.control.stream import GREETING_BYTES_MAX, WAITING_BYTES_MAX, Hello, answer
 from elaswave_fx.control.tcp import is_dialed, listen, port_of
 from elaswave_fx.control.wire import ControlAddress, CoordinatorSocket, Message, RankSocket, decode, encode
 from elaswave_fx.errors import CommError, ConfigError
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.member_infos import info_of
 from tests.control.toy_planner import first_assignment

@@ -45,7 +45,6 @@ from elaswave_fx.control.protocol.types import (
     Term,
     Version,
     Vote,
-    WorkSpan,
 )
 from elaswave_fx.control.store.exact_total import ExactTotal
 from elaswave_fx.control.store.file_store import FileStore
@@ -274,7 +273,7 @@ class ToyRank:
         payload = Payload(
             count=ExactTotal.of(tile.sample_count), content_hash=stamp.version, buckets=((0, self.rank),), flags=flags
         )
-        vote = Vote(stamp, self.rank, tuple(WorkSpan(tile.units, span) for span in tile.spans), payload.pack())
+        vote = Vote(stamp, self.rank, tile.work, payload.pack())
         self.votes[stamp, self.rank], self.voted = vote, stamp
         for peer in members:
             self._send(peer, vote)

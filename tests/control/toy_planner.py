@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elaswave_fx.control.protocol.types import Assignment
-from elaswave_fx.plan.work.box import Box, BoxId, Span, numbered
-from elaswave_fx.plan.work.tiling import Tile, consecutive, even_split
+from elaswave_fx.plan.work.box import Box, BoxId, numbered
+from elaswave_fx.plan.work.spans import Runs, Span, consecutive, even_split
+from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Rank
 
 BATCH = 12
@@ -39,7 +40,7 @@ def _tiles_of(members: tuple[Rank, ...], units: int) -> tuple[Tile, ...]:
         ranks = members[stage::stages]
         span = Span(stage, stage + 1) if stages == units else Span(0, units)
         for rank, samples in zip(ranks, consecutive(even_split(BATCH, len(ranks))), strict=True):
-            tiles.append(Tile(rank, span, (samples,)))
+            tiles.append(Tile(rank, Runs.of(span), (samples,)))
     return tuple(sorted(tiles, key=lambda tile: tile.rank))
 
 

@@ -19,7 +19,7 @@ from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import Widths, plan_lanes
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import split_micro_batches
 from elaswave_fx.plan.work.topology import local_topology
 from elaswave_fx.program.artifact import Artifact

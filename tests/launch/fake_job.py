@@ -20,7 +20,6 @@ import psutil
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.protocol.types import Certificate
-from elaswave_fx.control.store.ledger import edges_of
 from elaswave_fx.errors import ConfigError, DataError, Excluded, PeerLost, PlanError
 from elaswave_fx.launch.channel import ChannelClosed
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, WorkerInputs
@@ -121,7 +120,7 @@ class FakeRank(toy_job.ToyRank):
             grad_norm=float("nan") if step == 1 else 1.0,
             memory_peak_mb=10.0 * len(certificate.votes),
             epoch=epoch,
-            consumed=tuple(edges_of(span) for vote in certificate.votes for span in vote.consumed),
+            consumed=tuple(span.edges for vote in certificate.votes for span in vote.consumed),
             world_size=len(certificate.votes),
         )
         self.context.report_step(report)

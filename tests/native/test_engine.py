@@ -14,7 +14,8 @@ from torch import Tensor
 from elaswave_fx import _native
 from elaswave_fx.errors import ExecError
 from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineBucket, EngineValue
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from tests.native import tiny
 from tests.native.ranks import Ranks

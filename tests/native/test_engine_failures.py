@@ -18,7 +18,7 @@ from torch import Tensor
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, DeadlineExceeded, ExecError, PeerLost
 from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineSpec, EngineValue
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
@@ -162,7 +162,7 @@ def test_a_peer_that_dies_after_the_commit(model: Model, started: Callable[..., 
         kept = same(masters, owned(engine, tiling, rank))
         with pytest.raises(PeerLost):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
-        install(engine, replace(spec, world=(Rank(0),)))
+        install(engine, replace(spec, world=(Rank(0),), vote_spans=(1,)))
         endpoint.advance(2)
         with pytest.raises(ExecError, match="its working copy is stale"):
             engine.evaluate(0, tile_inputs(tiling[rank], 0), TEST_TIMEOUT_S)
@@ -403,6 +403,7 @@ def test_units_that_do_not_fit(model: Model, changes: dict[str, Any], message: s
     ("changes", "message"),
     [
         ({"world": (Rank(1), Rank(2))}, "world: rank 0 is not in it"),
+        ({"vote_spans": ()}, "world: 0 vote_spans of 1 ranks"),
         ({"global_batch": 0}, "engine: global batch and granule must be at least 1"),
         ({"record_dtype": "float64"}, "spec.record_dtype: records are float32 or bfloat16, not float64"),
         ({"copy_mode": "maybe"}, 'spec.copy_mode: copies are kept by "log" or "state"'),

@@ -15,7 +15,7 @@ from elaswave_fx import _native
 from elaswave_fx.errors import ExecError
 from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineBucket, EngineSpec
 from elaswave_fx.plan.work import box as plan_box
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from tests.native.ranks import Ranks
 from tests.native.test_engine_copies import kept, with_holders

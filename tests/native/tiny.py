@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from elaswave_fx.plan.lower.engine_spec import (
     EngineValue,
 )
 from elaswave_fx.plan.work import box as plan_box
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.program.artifact import BucketBuffer
 
@@ -220,6 +221,11 @@ class Tile:
     def holds(self, unit: int) -> bool:
         return self.units[0] <= unit < self.units[1]
 
+    @property
+    def spans(self) -> int:
+        """How many of its micro-batches do not adjoin the one before."""
+        return 1 + sum(a[1] != b[0] for a, b in pairwise(self.micro_batches))
+
 
 Tiling = dict[int, Tile]
 """Rank -> tile."""
@@ -231,6 +237,7 @@ TILINGS: dict[str, Tiling] = {
     "pipeline": {0: Tile((0, 1), ((0, 4), (4, 8))), 1: Tile((1, 3), ((0, 4), (4, 8)))},
     "deep pipeline": {r: Tile((r, r + 1), ((0, 2), (2, 4), (4, 8))) for r in range(3)},
     "data parallel": {0: Tile((0, 3), ((0, 3), (3, 5))), 1: Tile((0, 3), ((5, 8),))},
+    "every second sample": {r: Tile((0, 3), tuple((i, i + 1) for i in range(r, 8, 2))) for r in range(2)},
     "rows of other widths": {
         0: Tile((0, 1), ((0, 4), (4, 8))),
         1: Tile((1, 3), ((0, 3),)),
@@ -471,6 +478,7 @@ def make_spec(
     return EngineSpec(
         rank=Rank(rank), keys=keys(tiling, rank), global_batch=BATCH, granule=granule, exact=exact,
         record_dtype=record_dtype, copy_mode=copy_mode, world=tuple(Rank(r) for r in tiling),
+        vote_spans=tuple(tile.spans for tile in tiling.values()),
         values=(EngineValue("h", model.axis, dtype, shape, True), EngineValue("g", 0, dtype, (1, WIDTH), True)),
         buckets=(
             *(EngineBucket(name, numel, dtype, UPDATE, 0) for name, (numel, _) in BUCKETS.items()),
@@ -567,7 +575,7 @@ def first(tile: Tile) -> int:
 
 
 def tile_inputs(tile: Tile, step: int) -> dict[str, Tensor]:
-    return {name: tensor[first(tile) : tile.micro_batches[-1][1]] for name, tensor in batch(step).items()}
+    return {name: torch.cat([tensor[lo:hi] for lo, hi in tile.micro_batches]) for name, tensor in batch(step).items()}
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
-import pytest
-
-from elaswave_fx.observe.metrics import Consumed, Coverage, StepBook, StepReport, coverage
+from elaswave_fx.observe.metrics import StepBook, StepReport
+from elaswave_fx.plan.work.spans import Coverage
 
 
 def report(step: int, **changes: object) -> StepReport:
@@ -39,35 +36,3 @@ def test_a_line_says_how_many_samples_were_computed() -> None:
     (line,) = book.add(report(0, consumed=((0, 2, 0, 3),)))
     assert line.samples == 3
     assert book.covered == Coverage(3, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("tiles", "expected"),
-    [
-        ([(0, 4, 0, 8)], Coverage(8, 0, 0)),
-        ([(0, 2, 0, 8), (2, 4, 0, 3), (2, 4, 3, 8)], Coverage(8, 0, 0)),
-        ([(0, 4, 0, 5), (0, 4, 4, 8)], Coverage(8, 1, 0)),
-        ([(0, 4, 0, 5), (0, 3, 5, 8)], Coverage(5, 0, 3)),
-        ([(0, 3, 0, 8), (2, 4, 0, 6)], Coverage(6, 6, 2)),
-        ([], Coverage(0, 0, 8)),
-    ],
-)
-def test_coverage_of_tiles(tiles: list[Consumed], expected: Coverage) -> None:
-    assert coverage(tiles, units=4, samples=8) == expected
-
-
-def test_coverage_agrees_with_counting_every_cell() -> None:
-    draw = random.Random(5)
-    for _ in range(200):
-        units, samples = draw.randint(1, 4), draw.randint(1, 9)
-        tiles: list[Consumed] = []
-        for _ in range(draw.randint(0, 5)):
-            first, last = sorted((draw.randint(0, units), draw.randint(0, units)))
-            lo, hi = sorted((draw.randint(0, samples), draw.randint(0, samples)))
-            tiles.append((first, last, lo, hi))
-        cells = [
-            [sum(a <= u < b and lo <= s < hi for a, b, lo, hi in tiles) for u in range(units)] for s in range(samples)
-        ]
-        seen = sum(min(column) > 0 for column in cells)
-        expected = Coverage(seen, sum(max(column) > 1 for column in cells), samples - seen)
-        assert coverage(tiles, units, samples) == expected, tiles

@@ -23,8 +23,8 @@ from elaswave_fx.plan.lanes.shares import deal
 from elaswave_fx.plan.lanes.sketches import Sketch
 from elaswave_fx.plan.order.schedule import LaneKind, StageKind
 from elaswave_fx.plan.predict.lane_times import LaneTimes
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane, split_micro_batches
 from elaswave_fx.plan.work.topology import Topology
 

@@ -36,9 +36,9 @@ from elaswave_fx.plan.next.lane_candidates import lane_candidates, new_lanes
 from elaswave_fx.plan.next.lane_search import SIZES_TRIED
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import ROUNDING, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Topology, local_topology
 from tests.plan import random_topologies
 from tests.plan.brute_force import BruteForce, all_borders, lane_seconds

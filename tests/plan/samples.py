@@ -9,10 +9,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
-from elaswave_fx.plan.work.tiling import Lane, Stage, consecutive, even_split, split_micro_batches
+from elaswave_fx.plan.work.spans import Span, consecutive, even_split
+from elaswave_fx.plan.work.tiling import Lane, Stage, split_micro_batches
 from elaswave_fx.plan.work.topology import Rank
 
 

@@ -1,22 +1,12 @@
-"""Spans, and who does what with a box."""
+"""Who does what with a box."""
 
 from __future__ import annotations
 
-import pytest
-
-from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.work.box import Box, Span, numbered
+from elaswave_fx.plan.work.box import Box, numbered
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 
 ME, HOLDER, LATE, READER = map(Rank, range(4))
-
-
-def test_a_span_is_a_range() -> None:
-    with pytest.raises(PlanError, match=r"span \[3, 1\) is not a range"):
-        Span(3, 1)
-    assert Span(4, 6).relative_to(Span(2, 8)) == Span(2, 4)
-    with pytest.raises(PlanError, match="does not lie within"):
-        Span(4, 9).relative_to(Span(2, 8))
 
 
 def test_whoever_has_a_copy_makes_parameters_from_it_and_whoever_waits_for_one_does_not() -> None:

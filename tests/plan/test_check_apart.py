@@ -20,9 +20,10 @@ from elaswave_fx.plan.lower.step import eval_program, step_program
 from elaswave_fx.plan.make import planner
 from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.plan import Plan, Predicted, RankCost
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.cost import Workload
 from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
+from elaswave_fx.plan.work.spans import Runs, Span
 from elaswave_fx.plan.work.tiling import Lane, Stage, Tile
 from elaswave_fx.plan.work.topology import Member, Topology, local_topology
 from tests.plan.samples import chain
@@ -31,7 +32,22 @@ CHECKER = sorted(Path(check.__file__).parent.glob("check*.py"))
 CHECKED = {"elaswave_fx.plan.lower.step.step_program", "elaswave_fx.plan.lower.step.eval_program"}
 """What a check without lists begins with; it is the object of the check."""
 
-SHARED = (Box, Span, Workload, Plan, Predicted, RankCost, Lane, Stage, Tile, Member, Topology, Power, OperatingPoint)
+SHARED = (
+    Box,
+    Span,
+    Runs,
+    Workload,
+    Plan,
+    Predicted,
+    RankCost,
+    Lane,
+    Stage,
+    Tile,
+    Member,
+    Topology,
+    Power,
+    OperatingPoint,
+)
 
 
 def imported(source: str) -> set[str]:

@@ -27,8 +27,9 @@ from elaswave_fx.plan.replicas.deal_boxes import (
     least_elements,
     with_readers,
 )
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.cost import Bucket
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import tiles_of
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain, even_lanes

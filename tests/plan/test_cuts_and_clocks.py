@@ -17,10 +17,11 @@ from elaswave_fx.plan.make.planner import fits_memory, most_memory, plan_uniform
 from elaswave_fx.plan.next.replan import Copies, replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words, with_clocks
-from elaswave_fx.plan.work.box import Span, numbered
+from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.cost import UnitCost, Workload
 from elaswave_fx.plan.work.operating_points import OperatingPoint, Power
 from elaswave_fx.plan.work.options import PlanOptions
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane, Stage
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.brute_force import all_borders

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elaswave_fx.plan.predict.exchange import ExchangeEstimate
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Workload
 from elaswave_fx.plan.work.options import PlanOptions
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, local_topology
 
 ELEMENTS, FAST, SLOW = 1_000_000, Link(0.0, 1e8), Link(0.0, 1e6)

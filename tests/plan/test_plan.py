@@ -18,9 +18,9 @@ from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_lanes, plan_uniform
 from elaswave_fx.plan.plan import Plan, plan_hash
 from elaswave_fx.plan.replicas.deal_boxes import kept_elements
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
+from elaswave_fx.plan.work.spans import Runs
 from elaswave_fx.plan.work.tiling import Lane, Tile
 from elaswave_fx.plan.work.topology import Epoch, Host, HostLink, Link, Member, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, uneven_lanes, world
@@ -81,7 +81,7 @@ def test_a_rank_in_no_lane_has_an_empty_tile() -> None:
     workload = chain(2, 4)
     plan = make_plan(local_topology(3), workload, even_lanes(workload, 1, 2, 2), "one rank is spare")
     check_plan(plan)
-    assert plan.tile(Rank(2)) == Tile(Rank(2), Span(0, 0), ()) and not plan.hops_of(Rank(2))
+    assert plan.tile(Rank(2)) == Tile(Rank(2), Runs(), ()) and not plan.hops_of(Rank(2))
     with pytest.raises(PlanError, match="plan 0: rank 3 has no tile"):
         plan.tile(Rank(3))
 

@@ -14,8 +14,8 @@ from elaswave_fx.plan.lanes.shares import share_granules
 from elaswave_fx.plan.make.planner import plan_lanes, plan_uniform
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import MemoryTable, UnitSums, tile_memory
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.spans import Runs, Span
 from elaswave_fx.plan.work.topology import Member, Rank, Topology, local_topology
 from tests.plan.samples import asking, chain, two_towers
 
@@ -40,11 +40,11 @@ def test_the_shapes_that_training_promises(workload: Workload, dp: int, pp: int)
 
 def test_ranks_go_down_the_pipeline_first() -> None:
     plan = uniform(chain(4), 2, 2)
-    assert [(t.rank, t.units, t.spans) for t in plan.tiles] == [
-        (0, Span(0, 2), (Span(0, 8),)),
-        (1, Span(2, 4), (Span(0, 8),)),
-        (2, Span(0, 2), (Span(8, 16),)),
-        (3, Span(2, 4), (Span(8, 16),)),
+    assert [(t.rank, t.units.spans, t.spans) for t in plan.tiles] == [
+        (0, (Span(0, 2),), (Span(0, 8),)),
+        (1, (Span(2, 4),), (Span(0, 8),)),
+        (2, (Span(0, 2),), (Span(8, 16),)),
+        (3, (Span(2, 4),), (Span(8, 16),)),
     ]
 
 
@@ -86,7 +86,7 @@ def test_memory_takes_micro_batches_down_and_moves_cuts() -> None:
     assert counts(free) == [1] and counts(tight) == [2]
     heavy = replace(workload, units=(replace(workload.units[0], param_bytes=50_000), *workload.units[1:]))
     plan = uniform(heavy, 1, 2, memory=58_000)
-    assert plan.tile(Rank(0)).units == Span(0, 1)
+    assert plan.tile(Rank(0)).units == Runs.of(Span(0, 1))
     assert "slower than equal numbers of units, which do not fit in memory" in plan.reason
 
 

@@ -16,9 +16,9 @@ from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.policies import POLICIES
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Workload
-from elaswave_fx.plan.work.tiling import Lane, joined
+from elaswave_fx.plan.work.spans import Runs, Span
+from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import asking, chain
 
@@ -36,7 +36,7 @@ def lose(plan: Plan, *lost: int) -> Plan:
 
 
 def spans_of(lane: Lane) -> tuple[Span, ...]:
-    return joined(lane.micro_batches)
+    return Runs.of(*lane.micro_batches).spans
 
 
 def keeps_units(before: Plan, after: Plan) -> bool:

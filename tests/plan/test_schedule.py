@@ -23,9 +23,9 @@ from elaswave_fx.plan.order.schedule import (
     most_in_flight,
 )
 from elaswave_fx.plan.predict.lane_times import LaneTimes
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, Topology, local_topology
 from tests.plan.samples import chain, even_lanes, lane, two_towers, uneven_lanes, world

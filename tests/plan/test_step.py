@@ -12,10 +12,10 @@ from elaswave_fx.plan.lower.step import StepProgram, eval_program, step_program,
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.order.hops import Hop
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
-from elaswave_fx.plan.work.tiling import Lane
+from elaswave_fx.plan.work.spans import Runs, Span
+from elaswave_fx.plan.work.tiling import Lane, Tile
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import asking, chain, even_lanes, uneven_lanes, wide_lane, world
 
@@ -69,6 +69,24 @@ def test_one_rank_only_computes() -> None:
         "FORWARD"
     ] * 2 + ["BACKWARD", "REDUCE"]
     assert {i[0] for i in eval_program(plan, Rank(0)).instructions} == {"FORWARD"}
+
+
+def test_the_units_of_a_tile_need_not_adjoin() -> None:
+    """As no lane deals them: rank 0 has the first and the last unit, rank 1 the one between."""
+    unit = UnitCost(1e-3, 1e-3)
+    values = (Value("h", 0, (1,), 8), Value("g", 1, (2,), 8))
+    workload = Workload((unit,) * 3, values, (Bucket("b", 4, (0, 2)),), PlanOptions(1))
+    plan = plan_uniform(workload, local_topology(2), 1, 2)
+    mb = Span(0, 1)
+    hops = (Hop(0, Rank(0), 0, Rank(1), 0, mb), Hop(1, Rank(1), 0, Rank(0), 0, mb))
+    tiles = (Tile(Rank(0), Runs.of(Span(0, 1), Span(2, 3)), (mb,)), Tile(Rank(1), Runs.of(Span(1, 2)), (mb,)))
+    plan.__dict__.update(tiles=tiles, _tile_of=dict(enumerate(tiles)), hops_of=lambda rank: hops)
+    lists = [only(step_program(plan, tile.rank), "FORWARD", "BACKWARD", "SEND") for tile in tiles]
+    assert [[(i[0], i[1]) for i in program] for program in lists] == [
+        [("FORWARD", 0), ("SEND", 0), ("FORWARD", 2), ("BACKWARD", 2), ("SEND", 1), ("BACKWARD", 0)],
+        [("FORWARD", 1), ("SEND", 1), ("BACKWARD", 1), ("SEND", 0)],
+    ]
+    assert [piece.edges for piece in tiles[0].work] == [(0, 1, 0, 1), (2, 3, 0, 1)]
 
 
 def test_a_value_is_passed_on_from_user_to_user_and_its_gradient_back() -> None:

@@ -14,7 +14,7 @@ from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import CopyTask, Handover, Transition
 from elaswave_fx.plan.replicas.deal_boxes import with_readers
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import split_micro_batches, tiles_of
 from elaswave_fx.plan.work.topology import Epoch, local_topology
 from tests.plan.samples import chain, lane

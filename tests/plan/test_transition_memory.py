@@ -28,8 +28,9 @@ from elaswave_fx.plan.predict.transition_memory import (
     transition_memory,
     without_room,
 )
-from elaswave_fx.plan.work.box import Box, BoxId, Span, numbered
+from elaswave_fx.plan.work.box import Box, BoxId, numbered
 from elaswave_fx.plan.work.cost import Bucket
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from tests.plan.samples import asking
 from tests.plan.test_goal import change, job

@@ -8,7 +8,7 @@ import pytest
 
 from elaswave_fx.control.protocol.failure_detector import STALLED_FLOOR_S
 from elaswave_fx.control.protocol.messages import Prepared
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from tools.sim.__main__ import campaign, main
 from tools.sim.bugs import BUGS

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elaswave_fx import _native
-from elaswave_fx.control.protocol.types import WorkSpan
 from elaswave_fx.control.store.ledger import CrossCheck, Payload
 from elaswave_fx.data import Source
 from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset
@@ -19,7 +18,7 @@ from elaswave_fx.data.sample_digest import SampleDigest
 from elaswave_fx.errors import InputsDiffer
 from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from elaswave_fx.worker.cross_check import Difference, checked_ranks, find_difference, is_needed, message
 from elaswave_fx.worker.feed import InputFeed, reads_alike

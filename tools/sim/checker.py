@@ -24,7 +24,8 @@ from elaswave_fx.control.protocol.types import (
     Version,
     Vote,
 )
-from elaswave_fx.plan.work.box import Box, BoxId, Span, numbered
+from elaswave_fx.plan.work.box import Box, BoxId, numbered
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.frames import Frame

@@ -14,20 +14,10 @@ import torch  # noqa: F401  its libraries are those of _native
 
 from elaswave_fx._native import StepMachine
 from elaswave_fx.control.protocol.training_loop import StepFailed
-from elaswave_fx.control.protocol.types import (
-    Assignment,
-    BoxId,
-    Certificate,
-    Copy,
-    Part,
-    Record,
-    Stamp,
-    Version,
-    Vote,
-    WorkSpan,
-)
+from elaswave_fx.control.protocol.types import Assignment, BoxId, Certificate, Copy, Part, Record, Stamp, Version, Vote
 from elaswave_fx.control.store.ledger import Payload
-from elaswave_fx.plan.work.box import Span, numbered
+from elaswave_fx.plan.work.box import numbered
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.checker import Checker, seed_digest, updated_digest
@@ -192,7 +182,7 @@ class Engine:
         self.votes[self.rank] = Vote(
             self.flight,
             self.rank,
-            tuple(WorkSpan(self.tile.units, s) for s in self.tile.spans),
+            self.tile.work,
             Payload(busy_s=self.busy_s).pack(),
         )
         actions = self.machine.cast_vote()

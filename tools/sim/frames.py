@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elaswave_fx.control.protocol.types import BoxId, Copy, Record, Vote
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
-from elaswave_fx.plan.work.box import Box, BoxId, Span
+from elaswave_fx.plan.work.box import Box, BoxId
+from elaswave_fx.plan.work.spans import Span, WorkSpan
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
 Version = NewType("Version", int)
@@ -75,13 +76,6 @@ class Record(NamedTuple):
     stamp: Stamp
     parts: tuple[Part, ...]
     base_digest: int
-
-
-class WorkSpan(NamedTuple):
-    """A rectangle of the work plane; samples count within the step."""
-
-    units: Span
-    samples: Span
 
 
 class Vote(NamedTuple):

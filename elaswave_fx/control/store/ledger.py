@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.control.protocol.types import Certificate, WorkSpan
+from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.exact_total import ZERO, ExactTotal
-from elaswave_fx.observe.metrics import coverage
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span, WorkSpan, coverage
 
 _HEAD = struct.Struct("<ddQQQQQQQQQQQ")
 _SPAN = struct.Struct("<QQQQ")
@@ -36,11 +35,7 @@ _LOW = (1 << 64) - 1
 STOP_WANTED = 1
 """Bit of `Payload.flags`: the rank was asked to end the run."""
 
-MOST_SPANS = 8
-"""Maximum number of separate spans in a vote; usually a rank consumes one tile."""
-
-_TOTALS = _HEAD.size + MOST_SPANS * _SPAN.size
-_BUCKETS = _TOTALS + 3 * ExactTotal.BYTES
+_TOTALS = 3 * ExactTotal.BYTES
 
 CHAIN_START = 64 * "0"
 """The first line's `previous`."""
@@ -89,10 +84,10 @@ class Payload:
         head = _HEAD.pack(
             self.memory_bytes, self.busy_s, self.flags, *content, self.keys, *sizes, self.places, *checked
         )
-        spans = b"".join(_SPAN.pack(*edges_of(span)) for span in self.consumed)
+        spans = b"".join(_SPAN.pack(*span.edges) for span in self.consumed)
         totals = b"".join(total.pack() for total in (self.loss, self.count, self.squares))
         buckets = b"".join(_BUCKET.pack(number, digest & _LOW, digest >> 64) for number, digest in self.buckets)
-        return (head + spans).ljust(_TOTALS, b"\0") + totals + buckets
+        return head + spans + totals + buckets
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
@@ -104,11 +99,15 @@ class Payload:
         if wrong is not None:
             raise ValueError(f"ledger: a vote's payload {wrong}")
         memory, busy_s, flags, content, content_high, keys, spans, _, places, *check = _HEAD.unpack_from(data)
+        totals = _HEAD.size + spans * _SPAN.size
         consumed = tuple(WorkSpan(Span(*each[:2]), Span(*each[2:])) for each in _edges(data, spans))
         loss, count, squares = (
-            ExactTotal.unpack(data[at : at + ExactTotal.BYTES]) for at in range(_TOTALS, _BUCKETS, ExactTotal.BYTES)
+            ExactTotal.unpack(data[at : at + ExactTotal.BYTES])
+            for at in range(totals, totals + _TOTALS, ExactTotal.BYTES)
         )
-        digests = tuple((number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[_BUCKETS:]))
+        digests = tuple(
+            (number, low | high << 64) for number, low, high in _BUCKET.iter_unpack(data[totals + _TOTALS :])
+        )
         content |= content_high << 64
         checked, low, high, check_places = check
         cross_check = CrossCheck(checked - 1, low | high << 64, check_places) if checked else None
@@ -121,13 +120,12 @@ def fault_of_payload(data: bytes) -> str | None:
     """Why bytes are no payload of a vote, as text; None if they are. Cheap, for processes that only forward it."""
     if not data:
         return None
-    head: tuple[Any, ...] = _HEAD.unpack_from(data) if len(data) >= _BUCKETS else (0.0, 0.0, *(0,) * 11)
-    memory, busy_s, *_ = head
-    spans, buckets = head[6:8]
-    if len(data) != _BUCKETS + _BUCKET.size * buckets:
-        return f"has {len(data)} bytes; it has {_BUCKETS} and {_BUCKET.size} for each bucket"
-    if spans > MOST_SPANS:
-        return f"says {spans} spans; there is room for {MOST_SPANS}"
+    least = _HEAD.size + _TOTALS
+    if len(data) < least:
+        return f"has {len(data)} bytes; it has at least {least}"
+    memory, busy_s, *_, spans, buckets = _HEAD.unpack_from(data)[:8]
+    if len(data) != least + _SPAN.size * spans + _BUCKET.size * buckets:
+        return f"has {len(data)} bytes; it has {least}, {_SPAN.size} for each span and {_BUCKET.size} for each bucket"
     for units_lo, units_hi, samples_lo, samples_hi in _edges(data, spans):
         if units_lo > units_hi or samples_lo > samples_hi:
             return f"says what no rank consumes (units {units_lo} to {units_hi}, samples {samples_lo} to {samples_hi})"
@@ -169,7 +167,7 @@ def line_of(certificate: Certificate, plan_hash: int = 0, fingerprint: str = "")
     buckets = digests_of_buckets(pair for payload in payloads.values() for pair in payload.buckets)
     return {
         "step": certificate.stamp.version - 1,
-        "tiles": {str(vote.rank): [list(edges_of(span)) for span in vote.consumed] for vote in votes},
+        "tiles": {str(vote.rank): [list(span.edges) for span in vote.consumed] for vote in votes},
         "tile_hashes": {rank: f"{payload.content_hash:032x}" for rank, payload in payloads.items()},
         "weight_sum": count,
         "content_hash": f"{sum(payload.content_hash for payload in payloads.values()) % _CONTENT_MODULUS:032x}",
@@ -285,8 +283,3 @@ def covers_once(
             return f"ledger: step {step} consumed samples up to {beyond - 1}; its plan has 0 to {planned - 1}"
     later = [step for step in by_step if not step < steps]
     return f"ledger: has step {min(later)} of a run of {steps} steps" if later else None
-
-
-def edges_of(span: WorkSpan) -> tuple[int, int, int, int]:
-    """First unit, last + 1, first sample, last + 1."""
-    return span.units.lo, span.units.hi, span.samples.lo, span.samples.hi

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from elaswave_fx.plan.order.hops import Hop
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.spans import Runs, Span
 from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Rank
 
@@ -30,13 +30,13 @@ def lane_tiles(plan: Plan) -> list[Tile]:
     found = []
     for lane in plan.lanes:
         for stage in lane.stages:
-            dealt = 0
+            units, dealt = Runs((stage.units,) if stage.units else ()), 0
             for rank, count in zip(stage.ranks, stage.deal, strict=True):
-                found.append(Tile(rank, stage.units, lane.micro_batches[dealt : dealt + count]))
+                found.append(Tile(rank, units, lane.micro_batches[dealt : dealt + count]))
                 dealt += count
     working, named = {tile.rank for tile in found}, {tile.rank for tile in plan.tiles}
     idle = [m.rank for m in plan.topology.members if m.rank in named - working]
-    return found + [Tile(rank, Span(0, 0), ()) for rank in idle]
+    return found + [Tile(rank, Runs(), ()) for rank in idle]
 
 
 def due_hops(workload: Workload, tiles: Sequence[Tile]) -> Iterator[Hop]:
@@ -47,8 +47,9 @@ def due_hops(workload: Workload, tiles: Sequence[Tile]) -> Iterator[Hop]:
         for number, samples in enumerate(tile.micro_batches):
             holders[samples].append((tile, number))
     for tile in tiles:
+        first = next(iter(tile.units), 0)
         for index, value in enumerate(workload.values):
-            before = [u for u in (value.producer, *value.consumers) if u < tile.units.lo]
+            before = [u for u in (value.producer, *value.consumers) if u < first]
             if not before or not any(unit in tile.units for unit in value.consumers):
                 continue
             for number, samples in enumerate(tile.micro_batches):

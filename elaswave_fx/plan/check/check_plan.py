@@ -23,12 +23,10 @@ from elaswave_fx.plan.lower.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.order.hops import Hop
 from elaswave_fx.plan.order.schedule import Action
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Rank
-
-MOST_SPANS = 8
-"""Upper bound of adjoining sample spans in a tile; kMostSpans of native/exec/exact/vote.h."""
 
 
 def check_plan(plan: Plan) -> None:
@@ -120,11 +118,8 @@ def _tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
         samples = _text(tile.micro_batches)
         if not tile.units or not any(tile.micro_batches):
             yield f"rank {tile.rank} has units {tile.units} and samples {samples}; the tile of a lane is not empty"
-        elif tile.units.hi > len(plan.workload.units) or tile.micro_batches[-1].hi > samples_of_step(plan):
+        elif tile.units.spans[-1].hi > len(plan.workload.units) or tile.micro_batches[-1].hi > samples_of_step(plan):
             yield f"rank {tile.rank} has units {tile.units} and samples {samples}; a tile lies in the plane"
-        spans = 1 + sum(a.hi != b.lo for a, b in itertools.pairwise(tile.micro_batches))
-        if spans > MOST_SPANS:
-            yield f"rank {tile.rank} has {spans} separate spans of samples; a vote has room for {MOST_SPANS}"
 
 
 def _derived_tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
@@ -152,7 +147,7 @@ def _plane(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     whole = Span(0, samples_of_step(plan))
     known: dict[tuple[Span, ...], list[tuple[Span, int]]] = {}
     for unit in range(len(plan.workload.units)):
-        spans = tuple(s for t in tiles if t.units.lo <= unit < t.units.hi for s in t.micro_batches)
+        spans = tuple(s for t in tiles if unit in t.units for s in t.micro_batches)
         if spans not in known:
             known[spans] = list(_cover_faults(whole, spans))
         for span, count in known[spans]:
@@ -227,7 +222,7 @@ def _boxes(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
 
 
 def _runs_any(tile: Tile, units: Sequence[int]) -> bool:
-    return any(tile.units.lo <= unit < tile.units.hi for unit in units)
+    return any(unit in tile.units for unit in units)
 
 
 def _replica_faults(box: Box, ranks: set[Rank]) -> Iterator[str]:
@@ -347,18 +342,17 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
         limit = limits.get(tile.rank)
         if limit is None:
             continue
-        units = range(tile.units.lo, tile.units.hi)
         largest = max((len(m) for m in tile.micro_batches), default=0)
         need = work.state_bytes_per_element * kept[tile.rank]
-        costs = work.units[tile.units.lo : tile.units.hi]
+        costs = [work.units[unit] for unit in tile.units if unit < len(work.units)]
         need += sum(cost.param_bytes for cost in costs) + largest * _most_kept(
             plan.schedule.get(tile.rank, ()), sum(c.saved_bytes for c in costs), sum(c.held_bytes for c in costs)
         )
         for bucket in work.buckets:
-            if set(bucket.users) & set(units):
+            if _runs_any(tile, bucket.users):
                 need += (8 if work.options.exact else 4) * bucket.numel
         for value in work.values:
-            if value.producer < tile.units.lo and set(value.consumers) & set(units):
+            if value.producer not in tile.units and _runs_any(tile, value.consumers):
                 need += value.bytes_per_sample * (largest if value.sample_axis is not None else 1)
         if need > limit:
             yield f"rank {tile.rank} needs {need} bytes and has {limit}; a tile fits in the memory of its rank"

@@ -9,9 +9,11 @@ and hops are those of `check_lanes.py`.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from elaswave_fx.plan.check.check_lanes import due_hops, lane_tiles, ways
 from elaswave_fx.plan.lower.step import Instruction
@@ -78,7 +80,20 @@ class _Worker:
 
     def live(self) -> int:
         """Micro-batches that hold or await data: posted or begun, and not yet through their last unit."""
-        return sum((self.tile.units.lo, mb) not in self.backward for mb in self.begun)
+        return sum((self.units[0], mb) not in self.backward for mb in self.begun)
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Of the tile, ascending."""
+        return tuple(self.tile.units)
+
+    def before(self, unit: int) -> tuple[int, ...]:
+        """The units of the tile that run before `unit`, which is one of them, in a forward pass."""
+        return self.units[: bisect_left(self.units, unit)]
+
+    def after(self, unit: int) -> tuple[int, ...]:
+        """The units of the tile that run after `unit`, which is one of them, in a forward pass."""
+        return self.units[bisect_right(self.units, unit) :]
 
 
 def run_instructions(plan: Plan, lists: Mapping[Rank, Sequence[Instruction]], train: bool) -> str | None:
@@ -257,7 +272,7 @@ class _Run:
         tile = worker.tile
         if unit not in tile.units or not 0 <= mb < len(tile.micro_batches) or (unit, mb) in worker.forward:
             raise _Broken("each unit of the tile runs once for each micro-batch")
-        if unit > tile.units.lo and (unit - 1, mb) not in worker.forward:
+        if any((u, mb) not in worker.forward for u in worker.before(unit)[-1:]):
             raise _Broken("units run forward in ascending order")
         if not all(self._value_ready(worker, value, mb) for value in self._read[unit]):
             return False
@@ -266,13 +281,10 @@ class _Run:
         return True
 
     def _backward(self, worker: _Worker, unit: int, mb: int, whole: bool) -> bool:
-        tile = worker.tile
+        later = worker.after(unit)
         if (unit, mb) not in worker.forward or (unit, mb) in worker.backward:
             raise _Broken("each unit of the tile runs backward once, after its forward")
-        if any(
-            (tile.units.hi - 1, mb) not in worker.forward or (u, mb) not in worker.backward
-            for u in range(unit + 1, tile.units.hi)
-        ):
+        if any((worker.units[-1], mb) not in worker.forward or (u, mb) not in worker.backward for u in later):
             raise _Broken("units run backward in descending order")
         touched = [i for i in self._made[unit] + self._read[unit] if self._work.values[i].has_grad]
         if not all(self._later_ready(worker, value, mb) for value in touched):
@@ -285,7 +297,7 @@ class _Run:
     def _weights(self, worker: _Worker, unit: int, mb: int) -> None:
         if (unit, mb) not in worker.backward or (unit, mb) in worker.summed:
             raise _Broken("the weight half of a unit runs once, after its input half")
-        if any((u, mb) not in worker.summed for u in range(unit + 1, worker.tile.units.hi)):
+        if any((u, mb) not in worker.summed for u in worker.after(unit)):
             raise _Broken("weight halves run in descending order of units")
         worker.summed.add((unit, mb))
 

@@ -19,9 +19,8 @@ from elaswave_fx.plan.lanes.sketches import Part, Run, Sketch
 from elaswave_fx.plan.order.schedule import LaneKind, StageKind, most_in_flight
 from elaswave_fx.plan.predict.lane_times import LaneTimes
 from elaswave_fx.plan.predict.memory import MemoryTable
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import ROUNDING, Workload
-from elaswave_fx.plan.work.tiling import consecutive
+from elaswave_fx.plan.work.spans import Span, consecutive
 
 ALL_CUTS = 40
 """All cuts are tried for programs with at most this many cuts over all depths: up to 8 units."""

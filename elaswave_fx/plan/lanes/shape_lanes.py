@@ -21,9 +21,9 @@ from elaswave_fx.plan.lanes.sketches import Cut, Outline, Part, Run, Sketch, Ske
 from elaswave_fx.plan.order.schedule import LaneKind
 from elaswave_fx.plan.predict.lane_times import LaneTimes
 from elaswave_fx.plan.predict.memory import MemoryTable, UnitSums
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import ROUNDING, Workload
-from elaswave_fx.plan.work.tiling import Lane, Stage, consecutive, split_micro_batches
+from elaswave_fx.plan.work.spans import Span, consecutive
+from elaswave_fx.plan.work.tiling import Lane, Stage, split_micro_batches
 from elaswave_fx.plan.work.topology import Topology
 
 MICRO_BATCHES_PER_STAGE = 2

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from elaswave_fx.plan.work.tiling import even_split
+from elaswave_fx.plan.work.spans import even_split
 from elaswave_fx.plan.work.topology import Member
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from elaswave_fx.plan.lower.step import Instruction, eval_program, step_program
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Box, Span
-from elaswave_fx.plan.work.tiling import consecutive
+from elaswave_fx.plan.work.box import Box
+from elaswave_fx.plan.work.spans import Span, consecutive
 from elaswave_fx.plan.work.topology import Rank
 from elaswave_fx.program.artifact import Artifact, Binding, BucketSpec
 
@@ -113,9 +113,10 @@ class EngineSchedule:
 class EngineSpec:
     """Everything an engine needs but its tensors and programs.
 
-    `world`: all ranks of the vote. `boxes`: those of the plan, the same on every rank. `units`: those of this rank's
-    tile. `record_dtype`: "float32" or "bfloat16"; `copy_mode`: "log" or "state". `exact`: gradient sums are lossless
-    and independent of order.
+    `world`: all ranks of the vote. `vote_spans`: how many rectangles of the work plane each of them computes, which
+    its vote lists. `boxes`: those of the plan, the same on every rank. `units`: those of this rank's tile.
+    `record_dtype`: "float32" or "bfloat16"; `copy_mode`: "log" or "state". `exact`: gradient sums are lossless and
+    independent of order.
     """
 
     rank: Rank
@@ -126,6 +127,7 @@ class EngineSpec:
     record_dtype: str
     copy_mode: str
     world: tuple[Rank, ...]
+    vote_spans: tuple[int, ...]
     values: tuple[EngineValue, ...]
     buckets: tuple[EngineBucket, ...]
     boxes: tuple[Box, ...]
@@ -168,6 +170,7 @@ def engine_spec(job: EngineJob, plan: Plan, rank: Rank, kernels: Mapping[int, Ke
         record_dtype=job.record_dtype,
         copy_mode=job.copy_mode,
         world=plan.ranks,
+        vote_spans=tuple(len(plan.tile(member).work) for member in plan.ranks),
         values=tuple(
             EngineValue(v.name, v.axis if v.axis >= 0 else None, v.dtype, v.shape, v.has_grad) for v in artifact.values
         ),

@@ -13,7 +13,6 @@ distinguishes equal tags of later steps.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.order.hops import Hop
 from elaswave_fx.plan.order.schedule import Action
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 
 Instruction = tuple[str | int, ...]
@@ -90,6 +89,7 @@ class _Lowering:
     def __init__(self, plan: Plan, rank: Rank) -> None:
         self._plan = plan
         self._tile = plan.tile(rank)
+        self._units = tuple(self._tile.units)
         self._values = plan.workload.values
         self._out: dict[int, list[Hop]] = defaultdict(list)
         self._in: dict[int, list[Hop]] = defaultdict(list)
@@ -101,8 +101,7 @@ class _Lowering:
 
     def _first_here(self, units: Sequence[int]) -> int | None:
         """The first of ascending units that lies in this tile."""
-        at = bisect_left(units, self._tile.units.lo)
-        return units[at] if at < len(units) and units[at] < self._tile.units.hi else None
+        return next((unit for unit in units if unit in self._tile.units), None)
 
     def program(self, instructions: Sequence[Instruction]) -> StepProgram:
         tile = self._tile
@@ -168,12 +167,9 @@ class _Lowering:
                 passed_on[self._first_consumer(hop.value)].append(sent)
             else:
                 made_here[self._values[hop.value].producer].append(sent)
-        units = self._tile.units
-        instructions: list[Instruction] = [("FORWARD", unit, mb) for unit in range(units.lo, units.hi)]
-        for unit in sorted({*passed_on, *made_here}, reverse=True):  # `insert` keeps the order of earlier sends
-            at = unit - units.lo
-            instructions[at + 1 : at + 1] = made_here[unit]
-            instructions[at:at] = passed_on[unit]
+        instructions: list[Instruction] = []
+        for unit in self._units:
+            instructions += (*passed_on.get(unit, ()), ("FORWARD", unit, mb), *made_here.get(unit, ()))
         return instructions
 
     def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
@@ -188,18 +184,16 @@ class _Lowering:
             if self._values[hop.value].has_grad:
                 sent = self._transfer("SEND", hop, GRADIENT, mb, hop.source)
                 after[self._first_consumer(hop.value)].append(sent)
-        left = min(after, default=self._tile.units.hi)
+        left = min(after, default=len(self._plan.workload.units))
         for unit, buckets in sorted(self._buckets_of.items(), reverse=True) if reduce else ():
             after[min(unit, left)] += [("REDUCE", bucket) for bucket in buckets]
-        units, name = self._tile.units, _BACKWARD[kind]
-        instructions: list[Instruction] = [(name, unit, mb) for unit in range(units.hi - 1, units.lo - 1, -1)]
-        for unit in sorted(after):  # last first, to keep the order of earlier sends
-            at = units.hi - unit
-            instructions[at:at] = after[unit]
+        instructions: list[Instruction] = []
+        for unit in reversed(self._units):
+            instructions += ((_BACKWARD[kind], unit, mb), *after.get(unit, ()))
         return instructions
 
     def _passes_on(self, hop: Hop) -> bool:
-        return not self._tile.units.lo <= self._values[hop.value].producer < self._tile.units.hi
+        return self._values[hop.value].producer not in self._tile.units
 
     def _first_consumer(self, value: int) -> int:
         """The first consumer of a value that this rank receives or passes on."""

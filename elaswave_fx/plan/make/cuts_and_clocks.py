@@ -20,9 +20,9 @@ from elaswave_fx.plan.make.planner import fits_memory
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import with_clocks
 from elaswave_fx.plan.predict.lane_times import LaneTimes
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import ROUNDING
 from elaswave_fx.plan.work.operating_points import Power
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane
 
 MOVES = 16

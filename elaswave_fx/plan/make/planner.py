@@ -18,7 +18,8 @@ from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import MemoryTable
 from elaswave_fx.plan.work.cost import Workload
-from elaswave_fx.plan.work.tiling import Lane, consecutive, even_split
+from elaswave_fx.plan.work.spans import consecutive, even_split
+from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Member, Rank, Topology, local_topology
 from elaswave_fx.words import listed, size_text
 

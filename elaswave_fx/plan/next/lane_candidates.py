@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from elaswave_fx.plan.lanes.sketches import SideBySide, Sketch, Sketches
 from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.tiling import Lane, consecutive, even_split
+from elaswave_fx.plan.work.spans import consecutive, even_split
+from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Member, Rank, Topology
 from elaswave_fx.words import listed, rank_words
 
@@ -162,7 +163,7 @@ def keeps_units(plan: Plan, candidate: Candidate) -> bool:
         if borders is None:
             return False
         for members, lo, hi in zip(sketch.stages, borders, borders[1:], strict=False):
-            if any(m.rank not in had or not (had[m.rank].lo <= lo and hi <= had[m.rank].hi) for m in members):
+            if any(m.rank not in had or any(unit not in had[m.rank] for unit in range(lo, hi)) for m in members):
                 return False
     return True
 
@@ -258,7 +259,8 @@ def _lanes(whole: dict[int, Sketch], parts: Sequence[Sequence[int]], sketches: S
 
 def _by_units(plan: Plan, topology: Topology) -> list[Member]:
     """The ranks in the order of their former work: first unit, then place; ranks without a tile last."""
-    first, last = {tile.rank: tile.units.lo for tile in plan.tiles}, len(plan.workload.units)
+    last = len(plan.workload.units)
+    first = {tile.rank: next(iter(tile.units), 0) for tile in plan.tiles}
     place = places(plan, topology)
     return sorted(topology.members, key=lambda member: (first.get(member.rank, last), place[member.rank]))
 

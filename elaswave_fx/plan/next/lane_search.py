@@ -38,7 +38,8 @@ from elaswave_fx.plan.predict.transition_memory import (
 )
 from elaswave_fx.plan.replicas.deal_boxes import CopySources, bucket_sharers, reassign_boxes, with_readers
 from elaswave_fx.plan.replicas.goal_copies import copies_for, copies_read_anew
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane, tiles_of
 from elaswave_fx.plan.work.topology import Rank, Topology
 from elaswave_fx.words import size_text

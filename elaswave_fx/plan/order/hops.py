@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import Workload
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Rank
 

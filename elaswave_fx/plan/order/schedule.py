@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.order.hops import ValueRoutes
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import backward_s, forward_s, weights_s
-from elaswave_fx.plan.work.tiling import Lane, consecutive
+from elaswave_fx.plan.work.spans import Span, consecutive
+from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Link, Topology
 
 Action = tuple[str, int]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Workload
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank, Topology
 
 Stages = tuple[Span, int]

@@ -31,9 +31,9 @@ from elaswave_fx.plan.order.schedule import (
 )
 from elaswave_fx.plan.order.split_schedule import Room, shortest_s, split_schedules
 from elaswave_fx.plan.predict.memory import UnitSums
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import ROUNDING, Workload, backward_s, forward_s
-from elaswave_fx.plan.work.tiling import Lane, consecutive
+from elaswave_fx.plan.work.spans import Span, consecutive
+from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Member, Rank, Topology
 
 WORTHWHILE = 0.99

@@ -10,8 +10,8 @@ from functools import cached_property, partial
 from itertools import accumulate
 
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.work.box import Span
 from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Value, Workload, value_samples
+from elaswave_fx.plan.work.spans import Runs, Span
 from elaswave_fx.plan.work.topology import Rank
 
 
@@ -31,7 +31,7 @@ class Memory:
 
 
 def tile_memory(
-    workload: Workload, units: Span, micro_batch: int, in_flight: int, kept: int, waiting: int = 0
+    workload: Workload, units: Runs, micro_batch: int, in_flight: int, kept: int, waiting: int = 0
 ) -> Memory:
     """Bytes of a tile of `units` with micro-batches of at most `micro_batch` samples and `kept` bucket elements.
 
@@ -43,14 +43,14 @@ def tile_memory(
     arriving = sum(
         v.bytes_per_sample * value_samples(v, micro_batch)
         for v in workload.values
-        if v.producer < units.lo and any(u in units for u in v.consumers)
+        if v.producer not in units and any(u in units for u in v.consumers)
     )
+    costs = [workload.units[unit] for unit in units]
     return Memory(
-        params=sum(u.param_bytes for u in workload.units[units.lo : units.hi]),
+        params=sum(cost.param_bytes for cost in costs),
         grads=workload.sum_bytes * touched,
         state=workload.state_bytes_per_element * kept,
-        saved=micro_batch
-        * sum(in_flight * u.saved_bytes + waiting * u.held_bytes for u in workload.units[units.lo : units.hi]),
+        saved=micro_batch * sum(in_flight * cost.saved_bytes + waiting * cost.held_bytes for cost in costs),
         received=arriving,
     )
 
@@ -60,7 +60,7 @@ def memory_of(plan: Plan, rank: Rank) -> Memory:
     kept = sum(len(box.span) for box in plan.boxes if rank in box.replica_ranks)
     tile = plan.tile(rank)
     if not tile.micro_batches:
-        return tile_memory(plan.workload, Span(0, 0), 0, 0, kept)
+        return tile_memory(plan.workload, Runs(), 0, 0, kept)
     in_flight = plan.predicted.ranks[rank].in_flight
     return tile_memory(plan.workload, tile.units, max(len(m) for m in tile.micro_batches), in_flight, kept)
 

@@ -195,11 +195,8 @@ def _place(tile: Tile | None) -> str:
     if tile is None or not tile.units:
         return "nothing"
     samples = ", ".join(str(s.lo) if len(s) == 1 else f"{s.lo}-{s.hi - 1}" for s in tile.spans)
-    return f"{_span('unit', tile.units.lo, tile.units.hi)} x sample{'s' if tile.sample_count > 1 else ''} {samples}"
-
-
-def _span(what: str, lo: int, hi: int) -> str:
-    return f"{what} {lo}" if hi == lo + 1 else f"{what}s {lo}-{hi - 1}"
+    units = number_ranges(list(tile.units))
+    return f"unit{'s' if len(tile.units) > 1 else ''} {units} x sample{'s' if tile.sample_count > 1 else ''} {samples}"
 
 
 def _boxes(numbers: list[int], one: str, many: str) -> str:

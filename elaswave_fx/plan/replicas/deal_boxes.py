@@ -17,9 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elaswave_fx.plan.replicas.ownership import Ownership
-from elaswave_fx.plan.work.box import Box, Span
+from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.cost import Workload
-from elaswave_fx.plan.work.tiling import Tile, consecutive, even_split
+from elaswave_fx.plan.work.spans import Span, consecutive, even_split
+from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Host, Rank, Topology
 from elaswave_fx.words import number_ranges, rank_words
 
@@ -107,7 +108,7 @@ def _unit_ranks(workload: Workload, tiles: Sequence[Tile]) -> list[tuple[Rank, .
     """Ranks whose tiles contain each unit, ascending; units of the same ranks share the tuple."""
     found: list[list[Rank]] = [[] for _ in workload.units]
     for tile in sorted(tiles, key=lambda tile: tile.rank):
-        for unit in range(tile.units.lo, tile.units.hi):
+        for unit in tile.units:
             found[unit].append(tile.rank)
     shared: dict[tuple[Rank, ...], tuple[Rank, ...]] = {}
     return [shared.setdefault(ranks, ranks) for ranks in map(tuple, found)]

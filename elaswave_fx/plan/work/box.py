@@ -1,4 +1,4 @@
-"""Spans of one axis, and boxes: the pieces in which a job's state is kept, replicated and moved between ranks.
+"""Boxes: the pieces in which a job's state is kept, replicated and moved between ranks.
 
 Box(bucket=3, span=[0, 500), owner=0, holders=(2,), catching_up=(), readers=(0, 2))
     rank 0 updates elements [0, 500) of bucket 3, rank 2 keeps a replica, ranks 0 and 2 compute with them
@@ -10,49 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NewType, cast
 
-from elaswave_fx.errors import PlanError
+from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 
 BoxId = NewType("BoxId", int)
 """Index of a box in `Plan.boxes`, fixed for the whole job."""
-
-
-@dataclass(frozen=True, order=True)
-class Span:
-    """A half-open range [lo, hi) of one axis."""
-
-    lo: int
-    hi: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lo <= self.hi:
-            raise PlanError(f"span [{self.lo}, {self.hi}) is not a range; 0 <= lo <= hi")
-
-    def __len__(self) -> int:
-        return self.hi - self.lo
-
-    def __bool__(self) -> bool:
-        return self.hi > self.lo
-
-    def __contains__(self, position: object) -> bool:
-        return isinstance(position, int) and self.lo <= position < self.hi
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.lo, self.hi))
-
-    def __str__(self) -> str:
-        return f"[{self.lo}, {self.hi})"
-
-    def intersect(self, other: Span) -> Span | None:
-        """The common part, None if there is none."""
-        lo, hi = max(self.lo, other.lo), min(self.hi, other.hi)
-        return Span(lo, hi) if lo < hi else None
-
-    def relative_to(self, origin: Span) -> Span:
-        """This span in coordinates in which `origin` starts at 0; this must lie within `origin`."""
-        if not (origin.lo <= self.lo and self.hi <= origin.hi):
-            raise PlanError(f"span {self} does not lie within {origin}")
-        return Span(self.lo - origin.lo, self.hi - origin.lo)
 
 
 @dataclass(frozen=True)

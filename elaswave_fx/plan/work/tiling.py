@@ -13,28 +13,33 @@ all samples, are one lane.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.work.box import Span
+from elaswave_fx.plan.work.spans import Runs, Span, WorkSpan, consecutive, even_split
 from elaswave_fx.plan.work.topology import Rank
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The part of the work plane that one rank computes: a run of units for a list of spans of samples, which count
-    within the step. `micro_batches` ascend and need not adjoin. A rank in no lane has no units and no samples."""
+    """The part of the work plane that one rank computes: runs of units for runs of samples, which count within the
+    step. `micro_batches` ascend and need not adjoin. A rank in no lane has no units and no samples."""
 
     rank: Rank
-    units: Span
+    units: Runs
     micro_batches: tuple[Span, ...]
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """The samples, in as few spans as can be."""
-        return joined(self.micro_batches)
+        return Runs.of(*self.micro_batches).spans
+
+    @property
+    def work(self) -> tuple[WorkSpan, ...]:
+        """As rectangles, by units, then by samples: what the rank's vote says when it has computed just that."""
+        return tuple(WorkSpan(units, samples) for units in self.units.spans for samples in self.spans)
 
     @cached_property
     def sample_count(self) -> int:
@@ -81,41 +86,16 @@ class Lane:
     def tiles(self) -> Iterable[Tile]:
         """Those of its ranks, stage by stage."""
         for stage in self.stages:
+            units = Runs.of(stage.units)
             for rank, dealt in zip(stage.ranks, consecutive(stage.deal), strict=True):
-                yield Tile(rank, stage.units, self.micro_batches[dealt.lo : dealt.hi])
+                yield Tile(rank, units, self.micro_batches[dealt.lo : dealt.hi])
 
 
 def tiles_of(lanes: Iterable[Lane], ranks: Iterable[Rank] = ()) -> Tiling:
     """The tiles of all ranks of the lanes, and empty ones of others among `ranks`, in their order."""
     found = {tile.rank: tile for lane in lanes for tile in lane.tiles}
-    idle = {rank: Tile(rank, Span(0, 0), ()) for rank in ranks if rank not in found}
+    idle = {rank: Tile(rank, Runs(), ()) for rank in ranks if rank not in found}
     return tuple(sorted((*found.values(), *idle.values()), key=lambda tile: tile.rank))
-
-
-def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Ascending spans, those that adjoin as one."""
-    found: list[Span] = []
-    for span in spans:
-        if found and found[-1].hi == span.lo:
-            found[-1] = Span(found[-1].lo, span.hi)
-        else:
-            found.append(span)
-    return tuple(found)
-
-
-def even_split(total: int, parts: int) -> tuple[int, ...]:
-    """`parts` sizes that add up to `total`; the first ones are larger by one where it does not divide."""
-    base, rest = divmod(total, parts)
-    return tuple(base + (i < rest) for i in range(parts))
-
-
-def consecutive(sizes: Sequence[int], first: int = 0) -> tuple[Span, ...]:
-    """Spans of these sizes one after the other, from `first`."""
-    spans = []
-    for size in sizes:
-        spans.append(Span(first, first + size))
-        first += size
-    return tuple(spans)
 
 
 def split_micro_batches(samples: Span, most: int, granule: int, least: int = 1) -> tuple[Span, ...]:

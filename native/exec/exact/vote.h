@@ -4,7 +4,7 @@
 // As little-endian words of 8 bytes; control/store/ledger.py reads them, and tests/golden/vote.hex ties the two:
 //   peak memory, busy seconds [float64]  flags  content lo, hi  keys  number of spans, number of buckets [uint64]
 //   content places  cross-check: rank + 1 or 0, content lo, hi, places [uint64]
-//   kMostSpans spans, unused ones zero: first unit, last + 1, first sample, last + 1 [uint64]
+//   for each span: first unit, last + 1, first sample, last + 1 [uint64]
 //   loss, count, squares [ExactTotal each: the digits from the least one on, then how many values were not finite]
 //   for each bucket of which the rank owns a box: number, digest lo, hi [uint64]
 #pragma once
@@ -90,11 +90,11 @@ class Consumed {
 
 struct Vote {
   static constexpr std::uint64_t kStop = 1;  // the rank wants the run to end after this step
-  static constexpr std::size_t kMostSpans = 8;
   static constexpr std::size_t kHeadWords = 13;
+  static constexpr std::size_t kSpanWords = 4;
   static constexpr std::size_t kBucketWords = 3;
-  static constexpr std::size_t words_with(std::size_t buckets) {
-    return kHeadWords + 4 * kMostSpans + 3 * ExactTotal::kWords + kBucketWords * buckets;
+  static constexpr std::size_t words_with(std::size_t spans, std::size_t buckets) {
+    return kHeadWords + kSpanWords * spans + 3 * ExactTotal::kWords + kBucketWords * buckets;
   }
 
   double memory_bytes = 0.0;
@@ -108,12 +108,7 @@ struct Vote {
   std::optional<CrossCheck> cross_check;
   std::map<BucketId, Digest> buckets;  // of the state of the boxes that it owns, before the step
 
-  // Throws ExecError if the rank consumed more separate spans than a vote has room for.
   std::vector<std::uint64_t> pack() const {
-    if (consumed.size() > kMostSpans) {
-      throw ExecError("vote: " + std::to_string(consumed.size()) +
-                      " separate spans were consumed; a vote has room for " + std::to_string(kMostSpans));
-    }
     std::vector<std::uint64_t> words = {bits(memory_bytes), bits(busy_seconds), flags, content.lo, content.hi, keys,
                                         consumed.size(),    buckets.size()};
     const CrossCheck check = cross_check.value_or(CrossCheck{RankId(-1), {}});
@@ -122,7 +117,6 @@ struct Vote {
     for (const WorkSpan& span : consumed) {
       words.insert(words.end(), {span.unit_lo, span.unit_hi, span.sample_lo, span.sample_hi});
     }
-    words.resize(kHeadWords + 4 * kMostSpans, 0);
     for (const ExactTotal* total : {&loss, &count, &squares}) {
       const auto digits = total->words();
       words.insert(words.end(), digits.begin(), digits.end());
@@ -133,18 +127,16 @@ struct Vote {
     return words;
   }
 
-  // Throws ExecError unless there are as many words as it says, and no more spans than there is room for.
+  // Throws ExecError unless there are as many words as it says.
   static Vote unpack(const std::vector<std::uint64_t>& words) {
-    // Compared by division: a number of buckets may be anything.
-    const std::size_t least = words_with(0);
+    const std::size_t least = words_with(0, 0);
     const std::size_t rest = words.size() < least ? 0 : words.size() - least;
-    if (words.size() < least || rest % kBucketWords != 0 || rest / kBucketWords != words[7]) {
-      throw ExecError("vote: " + std::to_string(words.size()) + " words; it has " + std::to_string(least) + " and " +
-                      std::to_string(kBucketWords) + " for each bucket");
-    }
-    if (words[6] > kMostSpans) {
-      throw ExecError("vote: says that it has " + std::to_string(words[6]) + " spans; there is room for " +
-                      std::to_string(kMostSpans));
+    // Numbers beyond `rest` are refused first: they may be anything, and their products wrap around.
+    const bool fits = words.size() >= least && words[6] <= rest && words[7] <= rest;
+    if (!fits || rest != kSpanWords * words[6] + kBucketWords * words[7]) {
+      throw ExecError("vote: " + std::to_string(words.size()) + " words; it has " + std::to_string(least) + ", " +
+                      std::to_string(kSpanWords) + " for each span and " + std::to_string(kBucketWords) +
+                      " for each bucket");
     }
     Vote vote;
     vote.memory_bytes = real(words[0]);
@@ -156,10 +148,10 @@ struct Vote {
       // Unsigned, for the words may be anything.
       vote.cross_check = CrossCheck{RankId(static_cast<std::int64_t>(words[9] - 1)), {words[10], words[11], words[12]}};
     }
-    for (std::size_t i = kHeadWords; i < kHeadWords + 4 * words[6]; i += 4) {
-      vote.consumed.push_back({words[i], words[i + 1], words[i + 2], words[i + 3]});
+    std::size_t at = kHeadWords;
+    for (; at < kHeadWords + kSpanWords * words[6]; at += kSpanWords) {
+      vote.consumed.push_back({words[at], words[at + 1], words[at + 2], words[at + 3]});
     }
-    std::size_t at = kHeadWords + 4 * kMostSpans;
     for (ExactTotal* total : {&vote.loss, &vote.count, &vote.squares}) {
       std::array<std::uint64_t, ExactTotal::kWords> digits;
       std::copy_n(words.begin() + static_cast<std::ptrdiff_t>(at), digits.size(), digits.begin());

@@ -85,8 +85,13 @@ class SpecReader {
 
   void read_world() {
     spec_.world = data_.field("world").list(kRanks);
-    std::sort(spec_.world.begin(), spec_.world.end());
     if (!contains(spec_.world, spec_.rank)) throw ExecError("world: " + text_of(spec_.rank) + " is not in it");
+    const Reader spans = data_.field("vote_spans");
+    if (spans.size() != spec_.world.size())
+      throw ExecError("world: " + std::to_string(spans.size()) + " vote_spans of " +
+                      std::to_string(spec_.world.size()) + " ranks");
+    for (std::size_t i = 0; i < spans.size(); ++i) spec_.vote_spans[spec_.world[i]] = count_of(spans.item(i));
+    std::sort(spec_.world.begin(), spec_.world.end());
   }
 
   static ValueSpec read_value(const Reader& data) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,8 @@ struct EngineSpec {
   bool exact = false;                          // gradients are summed without regard to order, and without loss
   c10::ScalarType record_dtype = c10::ScalarType::Float;
   CopyMode copy_mode = CopyMode::kLog;
-  std::vector<RankId> world;  // all ranks of the vote, ascending, this one included
+  std::vector<RankId> world;                 // all ranks of the vote, ascending, this one included
+  std::map<RankId, std::size_t> vote_spans;  // how many rectangles of the work plane each of them computes
   std::vector<ValueSpec> values;
   std::vector<BucketSpec> buckets;
   std::vector<BoxSpec> boxes;  // every rank has the same list, so that a box has one number

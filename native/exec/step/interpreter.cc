@@ -119,7 +119,7 @@ EvalResult Engine::evaluate(std::int64_t step_index, const Tensors& inputs, doub
     mine.loss = loss_;
     mine.count = count_;
     std::map<RankId, std::size_t> words_of;
-    for (const RankId rank : spec_.world) words_of[rank] = Vote::words_with(0);
+    for (const RankId rank : spec_.world) words_of[rank] = Vote::words_with(0, 0);
     all_gather_votes(mine.pack(), words_of, 1);
     ExactTotal loss, count;
     for (const Vote& vote : unpacked(votes_)) {
@@ -291,6 +291,11 @@ void Engine::vote() {
   mine.keys = keys_;
   mine.buckets = shards_.owned_digests();
   mine.consumed = consumed_.spans();
+  const std::size_t planned = spec_.vote_spans.at(spec_.rank);
+  if (mine.consumed.size() != planned) {
+    throw ExecError("vote: " + std::to_string(mine.consumed.size()) + " separate spans were consumed; the plan has " +
+                    std::to_string(planned));
+  }
   mine.loss = loss_;
   mine.count = count_;
   mine.squares = wait_ready();
@@ -299,7 +304,9 @@ void Engine::vote() {
   check_copies(cast);
   const std::vector<RankId> peers = peers_in(cast);
   std::map<RankId, std::size_t> words_of;
-  for (const RankId peer : peers) words_of[peer] = Vote::words_with(shards_.owned_buckets(peer));
+  for (const RankId peer : peers) {
+    words_of[peer] = Vote::words_with(spec_.vote_spans.at(peer), shards_.owned_buckets(peer));
+  }
   all_gather_votes(mine.pack(), words_of, 0);
   for (const RankId peer : peers) machine_.vote_arrived(peer);
   commit(unpacked(votes_));
