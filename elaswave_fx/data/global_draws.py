@@ -32,14 +32,19 @@ def again(cure: str) -> str:
     return f"but a step that is done again has to see the same samples; a way out is {cure}"
 
 
+def seed_all(seed: int) -> None:
+    """Seed the shared generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the shared generators, and restore them afterwards."""
     torchs, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_all(seed)
         yield
     finally:
         torch.set_rng_state(torchs)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from elaswave_fx.config.targets import import_target, instantiate
 from elaswave_fx.config.types import ModelConfig
+from elaswave_fx.data.global_draws import seed_all
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.gpt import GPT
 from elaswave_fx.models.hf_config import read_hf_config
@@ -41,7 +41,8 @@ def build_model(
     masked: bool = False,
     init_from: str | Path | None = None,
 ) -> nn.Module:
-    """The module that `model` describes, after `torch.manual_seed(seed)`, whatever its file seeds on import.
+    """The module that `model` describes, made with torch's, Python's and NumPy's generators seeded, whatever its file
+    seeds on import.
 
     The sizes come from the data; None where the data has none. `image_shape` is (channels, height, width). `init_from`
     is a Hugging Face folder whose configuration `model.options` override and whose weights are loaded. Raise
@@ -50,7 +51,7 @@ def build_model(
     sizes = DataSizes(vocab_size, seq_len, image_shape, classes, tokenizer, masked)
     if model.kind == "target":
         import_target("model", model.spec)
-    torch.manual_seed(seed)
+    seed_all(seed)
     if model.kind == "hf":
         return _build_hf(model, sizes, init_from)
     if init_from is not None:

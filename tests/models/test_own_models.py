@@ -181,6 +181,19 @@ def test_what_a_file_seeds_when_it_is_imported_does_not_decide(tmp_path, monkeyp
     assert torch.equal(seen[1].weight, nn.Linear(2, 2).weight)
 
 
+def test_draws_of_python_and_numpy_in_a_constructor_follow_the_seed(tmp_path, monkeypatch):
+    (tmp_path / "word_net.py").write_text(
+        "import random, torch\nimport numpy as np\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n"
+        "        super().__init__(3, 2)\n        self.weight.data = torch.from_numpy(np.random.rand(2, 3)).float()\n"
+        "        self.bias.data.fill_(random.random())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    one, again, other = (built("target", {}, "word_net.Net", seed) for seed in (1, 1, 2))
+    for name in ("weight", "bias"):
+        assert torch.equal(getattr(one, name), getattr(again, name))
+        assert not torch.equal(getattr(one, name), getattr(other, name))
+
+
 def test_a_file_that_parses_the_command_line_is_refused(tmp_path, monkeypatch):
     (tmp_path / "script_net.py").write_text("import argparse\nargparse.ArgumentParser().parse_args(['--what'])\n")
     monkeypatch.syspath_prepend(tmp_path)
