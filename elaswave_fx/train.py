@@ -88,7 +88,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
 def _refuse_copies() -> None:
     """Refuse to run as one of several copies: each would start all ranks."""
     from elaswave_fx.errors import ConfigError
-    from elaswave_fx.launch.copies import started_copies
+    from elaswave_fx.launch.process_launchers import started_copies
 
     copies = started_copies(os.environ)
     if copies is not None:

@@ -39,9 +39,9 @@ from elaswave_fx.passes.rewrite_rng import RewriteRng
 from elaswave_fx.passes.simplify import Simplify
 from elaswave_fx.passes.split_backward import SplitBackward
 from elaswave_fx.passes.user_pass import load_pass_class
+from elaswave_fx.program.invariants import verify
 from elaswave_fx.program.ir import Program
 from elaswave_fx.program.text import graph_text, program_text
-from elaswave_fx.program.verify import verify
 
 
 class Pass(Protocol):

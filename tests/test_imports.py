@@ -169,7 +169,7 @@ def test_every_layer_of_the_rule_exists() -> None:
         ),
         (
             "elaswave_fx.plan.lanes.shares",
-            "from elaswave_fx.plan.replicas import ownership",
+            "from elaswave_fx.plan.replicas import owners",
             "import those before them",
         ),
         ("elaswave_fx.build.compile", "from passes.lower import lower", "ours is elaswave_fx.passes"),

@@ -27,9 +27,9 @@ from torch.nn.parameter import is_lazy
 
 from elaswave_fx import _native
 from elaswave_fx.build.check_sums import adds_up
+from elaswave_fx.build.configured_passes import user_pass_classes, user_passes_of
 from elaswave_fx.build.example_batches import example_batches
-from elaswave_fx.build.links import measure_link
-from elaswave_fx.build.pipeline import user_pass_classes, user_passes_of
+from elaswave_fx.build.link_costs import measure_link
 from elaswave_fx.build.program_key import code_digest, computed_text, program_key
 from elaswave_fx.build.rehearsal import rehearse
 from elaswave_fx.build.state_dict import state_dict_names
@@ -67,9 +67,9 @@ from elaswave_fx.plan.work.operating_points import OperatingPoint
 from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Topology, local_topology
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.model_fingerprint import fingerprint
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.shared_storage import refuse_shared_storage
 from elaswave_fx.worker.checkpoints import check_start, contents_of, opened_digest, start_fields

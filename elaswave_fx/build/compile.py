@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.build.check_units import check_units
-from elaswave_fx.build.pipeline import make_pipeline
+from elaswave_fx.build.configured_passes import make_pipeline
 from elaswave_fx.build.unit_sequence import UnitSequence, measure_kinds
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices import make_device

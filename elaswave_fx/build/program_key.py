@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from elaswave_fx.build.pipeline import user_pass_sources
+from elaswave_fx.build.configured_passes import user_pass_sources
 from elaswave_fx.config.types import Config
 from elaswave_fx.passes import assign_stages
 from elaswave_fx.program import artifact as artifact_module

@@ -17,10 +17,10 @@ import torch
 
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.errors import DataError
-from elaswave_fx.program.fingerprint import plain_text
 from elaswave_fx.program.generators import generator_state, is_generator
 from elaswave_fx.program.held_state import names_of
 from elaswave_fx.program.later_values import numbers_in, with_changed
+from elaswave_fx.program.model_fingerprint import plain_text
 
 _FURTHER = (*(2**power for power in range(1, 21)), 1_000, 1_000_000)
 """Numbers of later reads; as for modules, a power of two reaches the next phase."""

@@ -14,7 +14,6 @@ from elaswave_fx import _native
 from elaswave_fx.devices.mkl import branch, fix_branch
 from elaswave_fx.files import file_digest
 
-_STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _RESET_PEAK = "5"  # proc(5) describes it under clear_refs.
@@ -60,9 +59,6 @@ class CpuDevice:
         except OSError:
             return  # Some containers have no such file: the peak is then an upper bound.
 
-    def memory_peak_bytes(self) -> int:
-        return _kibibytes(_STATUS, "VmHWM") * 1024
-
     def keep(self, step_bytes: int) -> None:
         kept, self._kept = self._kept, step_bytes + _BESIDES
         _set_kept(self._kept)
@@ -106,13 +102,6 @@ def _c_function(name: str, *words: int) -> None:
     found = getattr(ctypes.CDLL(None), name, None)
     if found is not None:
         found(*words)
-
-
-def _kibibytes(path: Path, key: str) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1])
-    return 0
 
 
 def _cgroup_limits() -> list[int]:

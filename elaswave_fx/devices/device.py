@@ -19,10 +19,6 @@ class Device(Protocol):
         """
         ...
 
-    def memory_peak_bytes(self) -> int:
-        """The most memory that this process has used on the device since `set_up`."""
-        ...
-
     def keep(self, step_bytes: int) -> None:
         """Keep `step_bytes` of freed memory for the next steps and return the rest to the system. Called between steps,
         once the memory of a step is known."""

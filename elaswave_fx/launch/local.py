@@ -36,13 +36,13 @@ from elaswave_fx.control.tcp import port_of
 from elaswave_fx.errors import PlanError
 from elaswave_fx.files import json_lines
 from elaswave_fx.launch.channel import Channel, Message
-from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
 from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, facts_for_joiners
 from elaswave_fx.launch.ports import check_host, claimed_ports, control_listener
 from elaswave_fx.launch.process import Child, end_children, fork_child, frozen_memory
+from elaswave_fx.launch.restore_clocks import put_clocks_back
 from elaswave_fx.launch.stop import SIGNALLED, Stop
 from elaswave_fx.launch.supervisor import TICK_S, Supervisor
 from elaswave_fx.launch.versions import versions

@@ -20,12 +20,12 @@ from msgspec import UNSET
 
 from elaswave_fx._liveness import LivenessTable
 from elaswave_fx.launch.channel import ChannelClosed, Message
-from elaswave_fx.launch.clocks import put_clocks_back
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, cause_of, from_exit, from_message
 from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.joiners import Joiners
 from elaswave_fx.launch.process import Child, end_children
+from elaswave_fx.launch.restore_clocks import put_clocks_back
 from elaswave_fx.launch.stop import Stop
 from elaswave_fx.observe.job_events import (
     Agreed,

@@ -15,7 +15,7 @@ from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words
 from elaswave_fx.plan.replicas.deal_boxes import bucket_sharers, domain_words, fatal_domains, fatal_losses
 from elaswave_fx.plan.replicas.goal_copies import goal_words
-from elaswave_fx.plan.replicas.ownership import UNEVEN, deviation, owned_elements
+from elaswave_fx.plan.replicas.owners import UNEVEN, deviation, owned_elements
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text

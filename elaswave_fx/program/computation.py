@@ -22,8 +22,8 @@ from torch.jit._fuser import optimized_execution
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from elaswave_fx.program.fingerprint import ADDRESS
 from elaswave_fx.program.ir import UNSET
+from elaswave_fx.program.model_fingerprint import ADDRESS
 from elaswave_fx.program.state_kept import SEED
 
 _ENDLESS = 20

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from elaswave_fx.program.fingerprint import plain_text
 from elaswave_fx.program.generators import generator_state, set_generator_state
+from elaswave_fx.program.model_fingerprint import plain_text
 
 _OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 ABSENT = object()

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from elaswave_fx.program.fingerprint import plain_text
 from elaswave_fx.program.forward_code import is_library
+from elaswave_fx.program.model_fingerprint import plain_text
 
 _DEPTH = 4
 _MOST_PARTS = 64

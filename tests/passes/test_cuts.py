@@ -18,9 +18,9 @@ from elaswave_fx.passes.cut_units import CutUnits, draws_of
 from elaswave_fx.passes.estimate_cost import EstimateCost, elements, value_bytes
 from elaswave_fx.passes.find_cuts import FindCuts
 from elaswave_fx.passes.pipeline import run_passes
+from elaswave_fx.program.invariants import verify
 from elaswave_fx.program.ir import Program, ResultKind, Role, calls, flops_of, is_aten, unit_of, value_of
 from elaswave_fx.program.text import program_text
-from elaswave_fx.program.verify import verify
 from tests.passes.compiled import MakeBatch, front
 from tests.passes.models import (
     TOKENS,

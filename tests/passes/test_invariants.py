@@ -15,9 +15,9 @@ from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.recognize_causal import RecognizeCausal
 from elaswave_fx.passes.replicate_invariants import ReplicateInvariants
 from elaswave_fx.program.dependence import Nature, natures
+from elaswave_fx.program.invariants import verify
 from elaswave_fx.program.ir import argument, calls, is_aten
 from elaswave_fx.program.text import graph_text
-from elaswave_fx.program.verify import verify
 from tests.passes.compiled import Program, calls_of, captured, run_graph
 from tests.passes.models import CLASSES, TOKENS, WIDTH, Classifier, vectors
 

@@ -13,8 +13,8 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.passes.normalize import Normalize, refuse_effects
 from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.invariants import verify
 from elaswave_fx.program.text import graph_text
-from elaswave_fx.program.verify import verify
 from tests.passes.compiled import (
     artifact_of,
     assert_same,

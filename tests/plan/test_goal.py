@@ -17,14 +17,14 @@ from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.next.replan_request import ReplanRequest
 from elaswave_fx.plan.plan import Goal, Plan
 from elaswave_fx.plan.predict.transition import Transition
-from elaswave_fx.plan.replicas.ownership import UNEVEN
+from elaswave_fx.plan.replicas.owners import UNEVEN
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Link, Rank, local_topology
 from tests.plan.samples import asking
-from tests.plan.test_ownership import deviation_of
+from tests.plan.test_owners import deviation_of
 
 ELEMENTS = 2_000_000
 LINK = Link(0.0, 2e8)

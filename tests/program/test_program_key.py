@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from elaswave_fx.build.program_key import computed_text, program_key
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code
+from elaswave_fx.program.model_fingerprint import fingerprint
 from tests.passes.models import Classifier, vectors
 
 

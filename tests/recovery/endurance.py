@@ -25,7 +25,7 @@ from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
 from tests.recovery.scenarios import Scenario
 from tests.waiting import await_true
-from tools.bench.links import cut_links, links_between
+from tools.bench.connection_resets import cut_links, links_between
 
 EVERY = 50
 """Steps between two faults."""

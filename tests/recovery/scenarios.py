@@ -33,7 +33,7 @@ from tests.recovery.invariants import (
 from tests.recovery.kinds import KINDS
 from tests.recovery.references import References
 from tests.waiting import await_true
-from tools.bench.links import cut_links
+from tools.bench.connection_resets import cut_links
 
 Check = Callable[[Path, References], Finished]
 

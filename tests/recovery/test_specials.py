@@ -9,7 +9,7 @@ from tests.marks import slow
 from tests.recovery.references import References
 from tests.recovery.scenario_registry import specials
 from tests.recovery.scenarios import Scenario
-from tools.bench.links import CannotCut
+from tools.bench.connection_resets import CannotCut
 
 SLOW = ("enduring-", "storm-2-", "checkpointing-2x2-rank1-", "checkpointing-3x2-", "join-3x2-", "stopped-4x1-")
 """More of what others show."""

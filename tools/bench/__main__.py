@@ -25,7 +25,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     from elaswave_fx.errors import ConfigError
     from tools.bench.results import Options, table, write_json
-    from tools.bench.tables import TABLES
+    from tools.bench.scenario_tables import TABLES
 
     bench = TABLES.get(arguments.name) or importlib.import_module(f"tools.bench.{arguments.name}")
     options = Options(**given)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -195,6 +196,12 @@ def _with_clock(
     return work(config, context)
 
 
+def _peak_bytes() -> int:
+    """The largest resident set of this process since its device was set up, which resets it."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
 def _work(
     variant: Variant, pause: Pause, reports: Reports, config: Config, context: WorkerContext
 ) -> Mapping[str, Any] | None:
@@ -204,7 +211,7 @@ def _work(
     if config.exact:
         refuse_other_bits(device, context)
     ballast = torch.ones(variant.resident_bytes, dtype=torch.uint8)
-    forked = device.memory_peak_bytes()
+    forked = _peak_bytes()
     worker = set_up(config, context)
     if not variant.guarded:
         worker.agent.close(finished=True)  # the coordinator waits for none of its words, and makes no epoch
@@ -216,7 +223,7 @@ def _work(
     reports.say("ready", rank=context.rank)
     pause(context.rank)
     share = Training(worker, device, on_step).run()
-    reports.say("over", rank=context.rank, forked_bytes=forked, peak_bytes=device.memory_peak_bytes())
+    reports.say("over", rank=context.rank, forked_bytes=forked, peak_bytes=_peak_bytes())
     del ballast
     return share
 

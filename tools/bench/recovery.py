@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from elaswave_fx.errors import ConfigError
+from tools.bench.connection_resets import CannotCut
 from tools.bench.gpt_job import FOUR_COLUMNS, GptJob, tiny
-from tools.bench.links import CannotCut
 from tools.bench.own_job import OwnJob, Variant, work_of
 from tools.bench.processes import BenchFailed
 from tools.bench.recovery_trial import Fault, Loss, cut, kill, lose, parts_of, phases, stop

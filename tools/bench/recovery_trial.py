@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
-from tools.bench.links import cut_links
+from tools.bench.connection_resets import cut_links
 from tools.bench.processes import BenchFailed
 
 WARM_UP, NORMAL_STEPS = 5, 10

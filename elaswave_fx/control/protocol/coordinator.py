@@ -43,6 +43,15 @@ from elaswave_fx.control.protocol.coordinator_state import (
     not_known,
 )
 from elaswave_fx.control.protocol.decide import Decide, Replan, decide, was_left_out
+from elaswave_fx.control.protocol.epoch_change import (
+    conclude,
+    drop_lost,
+    is_of_history,
+    joiners,
+    prepare,
+    propose,
+    review,
+)
 from elaswave_fx.control.protocol.events import Cause, CauseKind
 from elaswave_fx.control.protocol.failure_detector import FailureDetector, Timeouts
 from elaswave_fx.control.protocol.messages import (
@@ -68,15 +77,6 @@ from elaswave_fx.control.protocol.messages import (
     Tick,
 )
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap
-from elaswave_fx.control.protocol.transition import (
-    conclude,
-    drop_lost,
-    is_of_history,
-    joiners,
-    prepare,
-    propose,
-    review,
-)
 from elaswave_fx.control.protocol.types import STOPPED, Ballot, Certificate, Report, Stamp, Term, Version, exports
 from elaswave_fx.plan.work.topology import Rank
 

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from elaswave_fx.plan.replicas.ownership import Ownership
+from elaswave_fx.plan.replicas.owners import Ownership
 from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.cost import Workload
 from elaswave_fx.plan.work.spans import Span, consecutive, even_split

@@ -13,8 +13,8 @@ from elaswave_fx.passes.cut_units import CutUnits
 from elaswave_fx.passes.estimate_cost import EstimateCost
 from elaswave_fx.passes.find_cuts import FindCuts
 from elaswave_fx.passes.pipeline import run_passes
+from elaswave_fx.program.invariants import verify
 from elaswave_fx.program.ir import Program, ResultKind, calls, placeholders, source_of
-from elaswave_fx.program.verify import verify
 from tests.passes.compiled import front
 from tests.passes.models import Classifier, vectors
 

@@ -14,7 +14,7 @@ from elaswave_fx.config.types import PassesConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.passes.pipeline_text import read_text, write_pass
 from elaswave_fx.passes.user_pass import PLACES, load_pass_class
-from elaswave_fx.program.fingerprint import class_sources
+from elaswave_fx.program.model_fingerprint import class_sources
 
 DEFAULT_PLACE = "normalize"
 """The pass after which a user's pass runs by default: all later passes then see its result."""

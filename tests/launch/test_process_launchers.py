@@ -8,7 +8,7 @@ import pytest
 
 from elaswave_fx.config.compose import Job, load_config
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.launch.copies import started_copies
+from elaswave_fx.launch.process_launchers import started_copies
 from elaswave_fx.train import train
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.models.gpt import GPT
-from elaswave_fx.program.fingerprint import fingerprint
+from elaswave_fx.program.model_fingerprint import fingerprint
 from tests.passes.models import Classifier, Tied
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -127,7 +127,7 @@ def test_the_source_of_every_class_counts(tmp_path: Path) -> None:
 
 def test_it_is_the_same_in_every_process() -> None:
     """Sets and hashes of strings differ between processes; the fingerprint does not."""
-    module = "tests.program.test_fingerprint"
+    module = "tests.program.test_model_fingerprint"
     code = f"from {module} import *; print(fingerprint(everything()))"
     here = subprocess.run(
         [sys.executable, "-c", code],

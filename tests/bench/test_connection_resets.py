@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tools.bench.links import CannotCut, cut_links
+from tools.bench.connection_resets import CannotCut, cut_links
 
 
 def test_connections_between_two_processes_are_cut_and_others_stay() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.build.builder import build, program_key
-from elaswave_fx.build.pipeline import make_pipeline, user_pass_sources, user_passes_of
+from elaswave_fx.build.configured_passes import make_pipeline, user_pass_sources, user_passes_of
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.passes.find_cuts import FindCuts
 from elaswave_fx.passes.pipeline import BUILT_IN, STANDARD, Pipeline
 from elaswave_fx.program.artifact import Artifact
-from elaswave_fx.program.fingerprint import fingerprint
 from elaswave_fx.program.forward_code import forward_code
+from elaswave_fx.program.model_fingerprint import fingerprint
 from tests.passes.models import Classifier, vectors
 
 OWN = "tests.passes.own_passes"
