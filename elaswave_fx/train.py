@@ -69,7 +69,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
             host=config.launch.host,
             port=config.launch.port,
             control_port=config.launch.control_port,
-            exit_words=config.launch.exit_words,
+            exit_words=config.lab.exit_words,
             preload=(*_PRELOAD, "elaswave_fx.checkpoint.saver") if writes_or_reads else _PRELOAD,
             first_step=start.step,
             same_run=start.same_run,

@@ -1,5 +1,6 @@
 """The configuration: what it reads, what it refuses and in which words, and the command line around it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,14 +10,16 @@ from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from omegaconf import OmegaConf
 
 from elaswave_fx.config.compose import compose, conf_dir, load_config, prepare_overrides
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.read import NOT_AVAILABLE_YET, read_config
-from elaswave_fx.config.schema import _NAMES_ELSEWHERE, keys_of_kind, nearest_key, show
+from elaswave_fx.config.schema import _NAMES_ELSEWHERE, keys_of_kind, nearest_key, show, with_keys_of_today
 from elaswave_fx.config.types import (
+    Config,
     DataConfig,
     EmulatedConfig,
     HostLinkConfig,
@@ -157,15 +160,15 @@ REFUSALS = [
     (["precision=bf61"], "precision=bf61: must be one of fp32, bf16; nearest valid: bf16"),
     (["device=cudaa"], "device=cudaa: must be one of cpu, cuda, npu, emulated; nearest valid: cuda"),
     (
-        ["planner.axes=[frequency]"],
-        "planner.axes=[frequency]: neither samples nor units could go to other ranks after a loss; nearest valid: "
-        "planner.axes=[dataflow]",
+        ["lab.axes=[frequency]"],
+        "lab.axes=[frequency]: neither samples nor units could go to other ranks after a loss; nearest valid: "
+        "lab.axes=[dataflow]",
     ),
     (
-        ["planner.goals=block"],
-        "planner.goals=block: must be one of background, blocking, never; nearest valid: blocking",
+        ["lab.goals=block"],
+        "lab.goals=block: must be one of background, blocking, never; nearest valid: blocking",
     ),
-    (["planner.axes=[grap]"], "planner.axes=grap: must be one of dataflow, graph, frequency; nearest valid: graph"),
+    (["lab.axes=[grap]"], "lab.axes=grap: must be one of dataflow, graph, frequency; nearest valid: graph"),
     (
         ["global_batch=10", "parallel.granule=4"],
         "global_batch=10: must be a multiple of parallel.granule=4; nearest valid: 8 or 12",
@@ -190,13 +193,13 @@ REFUSALS = [
         "nearest valid: parallel.micro_batch=1",
     ),
     (
-        ["exact=true", "rng.reshard=false"],
-        "exact=true: with rng.reshard=false random draws depend on the layout; nearest valid: rng.reshard=true",
+        ["exact=true", "lab.reshard_rng=false"],
+        "exact=true: with lab.reshard_rng=false random draws depend on the layout; nearest valid: lab.reshard_rng=true",
     ),
     (
-        ["exact=true", "policy=smaller_batch"],
-        "exact=true: policy=smaller_batch leaves samples out after a loss, which has other bits than one rank; "
-        "nearest valid: policy=drop_replica",
+        ["exact=true", "lab.policy=smaller_batch"],
+        "exact=true: lab.policy=smaller_batch leaves samples out after a loss, which has other bits than one rank; "
+        "nearest valid: lab.policy=drop_replica",
     ),
     (["exact=true", "device=emulated"], "exact=true: device=emulated computes nothing; nearest valid: exact=false"),
     (["model.heads=5"], "model.heads=5: must divide model.width=128; nearest valid: 4"),
@@ -764,3 +767,29 @@ def test_installed_package_finds_its_own_yaml(tmp_path: Path, monkeypatch: pytes
     shutil.rmtree(package / "conf")
     with pytest.raises(ConfigError, match="installed without its conf folder"):
         conf_dir()
+
+
+def test_a_recorded_configuration_of_earlier_keys_is_read_as_one_of_today() -> None:
+    today = load_config(["lab.policy=restart", "lab.copy_mode=state", "lab.reshard_rng=false"]).as_dict()
+    earlier = json.loads(json.dumps(today))
+    lab = earlier.pop("lab")
+    earlier |= {"policy": lab["policy"], "rng": {"reshard": lab["reshard_rng"]}}
+    earlier["planner"] |= {"axes": lab["axes"], "goals": lab["goals"]}
+    earlier["copies"]["mode"], earlier["launch"]["exit_words"] = lab["copy_mode"], lab["exit_words"]
+    before = json.dumps(earlier)
+    for recorded in (earlier, json.loads(json.dumps(today))):
+        assert msgspec.convert(with_keys_of_today(recorded), Config) == msgspec.convert(today, Config)
+    assert json.dumps(earlier) == before, "what was recorded is left as it is"
+    assert with_keys_of_today({"policy": 3, "rng": 7, "lab": "no group"}) == {"policy": 3, "rng": 7, "lab": "no group"}
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("policy=restart", "lab.policy"), ("planner.axes=[graph]", "lab.axes"), ("copies.mode=state", "lab.copy_mode"),
+        ("rng.reshard=false", "lab.reshard_rng"), ("launch.exit_words=false", "lab.exit_words"),
+    ],
+)  # fmt: skip
+def test_an_earlier_key_says_what_it_is_called_now(word: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown key; nearest valid key: {key}"):
+        load_config([word])

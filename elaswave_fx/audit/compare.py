@@ -12,8 +12,8 @@ from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.program.artifact import Artifact
 
 _MAY_DIFFER = (
-    "parallel.dp", "parallel.pp", "parallel.ranks_per_host", "parallel.micro_batch", "copies.count", "copies.mode",
-    "checkpoint", "resume", "faults", "launch", "recovery", "cache", "steps", "policy", "planner",
+    "parallel.dp", "parallel.pp", "parallel.ranks_per_host", "parallel.micro_batch", "copies.count", "lab",
+    "checkpoint", "resume", "faults", "launch", "recovery", "cache", "steps", "planner",
     "data.deadline_s", "optimizer.max_skipped", "passes.dump",
 )  # fmt: skip
 """Keys that cost an exact run no bit. (`steps` does where the learning rate follows from it; the ledger shows that.)"""

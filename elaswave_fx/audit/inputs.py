@@ -147,7 +147,7 @@ class _Examiner:
                 return
 
     def _sum_of_keys(self, step: int, plan: Plan, tile: Tile) -> int:
-        stream = key_stream(self._config.seed, self._config.rng.reshard, plan, tile.rank)
+        stream = key_stream(self._config.seed, self._config.lab.reshard_rng, plan, tile.rank)
         total = 0
         for unit in self._keys.of_samples.intersection(tile.units):
             for start, part in zip(stream.starts, tile.micro_batches, strict=True):

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from elaswave_fx.audit.finding import Finding, unchecked, wrong
+from elaswave_fx.config.schema import with_keys_of_today
 from elaswave_fx.config.types import Config
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.plan import Plan, plan_hash
@@ -171,7 +172,10 @@ def _text_of(path: Path) -> str:
 def _read_part(folder: Path, damage: list[Finding]) -> Part:
     path = folder / "run.json"
     try:
-        said = msgspec.convert(json.loads(_text_of(path)), _Run)
+        recorded = json.loads(_text_of(path))
+        if isinstance(recorded, dict) and isinstance(recorded.get("config"), dict):
+            recorded["config"] = with_keys_of_today(recorded["config"])
+        said = msgspec.convert(recorded, _Run)
     except _UNREADABLE as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     plans = {}

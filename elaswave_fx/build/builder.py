@@ -330,10 +330,10 @@ def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[
 
 def options_of(config: Config) -> PlanOptions:
     """The options of the job's plans, from its configuration."""
-    parallel, planner = config.parallel, config.planner
+    parallel, lab = config.parallel, config.lab
     return PlanOptions(
-        config.global_batch, parallel.granule, parallel.micro_batch, config.exact, parallel.schedule, config.policy,
-        planner.axes, planner.goals,
+        config.global_batch, parallel.granule, parallel.micro_batch, config.exact, parallel.schedule, config.lab.policy,
+        lab.axes, lab.goals,
     )  # fmt: skip
 
 
@@ -351,7 +351,7 @@ def plan_of(config: Config, artifact: Artifact) -> Plan:
     stages = AssignStages(options, parallel.dp, parallel.pp, config.copies.count)
     tokens = config.seq_len if "input_ids" in artifact.inputs else 0
     plan = stages.apply(artifact, topology, state_tensors, update_seconds(config), tokens)
-    has_clocks = config.power.points and "frequency" in config.planner.axes
+    has_clocks = config.power.points and "frequency" in config.lab.axes
     return _clocks_of(config).apply(plan) if has_clocks else plan
 
 
@@ -481,7 +481,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
             built.coverage,
             *_links_line(config, plan),
             f"plan: {plan.reason}",
-            _memory_line(plan, config.copies.mode),
+            _memory_line(plan, config.lab.copy_mode),
         ),
     )
 
@@ -527,7 +527,7 @@ def _replicas_line(config: Config, plan: Plan, has_checkpoint: bool) -> str:
     else:
         cost = "the run, which makes no checkpoints, ends (recovery.allow_rollback=false)"
     under_way = (
-        "but for a rank whose state is being sent (copies.mode=state), " if config.copies.mode == "state" else ""
+        "but for a rank whose state is being sent (lab.copy_mode=state), " if config.lab.copy_mode == "state" else ""
     )
     return f"replicas: {under_way}{fatal_words(plan, cost)}"
 

@@ -23,7 +23,7 @@ import msgspec
 
 from elaswave_fx.checkpoint.folder import MANIFEST
 from elaswave_fx.checkpoint.layout import KeyPath, key_paths
-from elaswave_fx.config.schema import show
+from elaswave_fx.config.schema import show, with_keys_of_today
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import ConfigError, DamagedCheckpoint
@@ -115,7 +115,8 @@ def read_manifest(folder: Path) -> Manifest:
     if claimed != _digest(body):
         raise DamagedCheckpoint(f"resume={folder}: {MANIFEST} was edited, its digest differs")
     try:
-        return msgspec.convert(body, Manifest)
+        manifest = msgspec.convert(body, Manifest)
+        return dataclasses.replace(manifest, config=with_keys_of_today(manifest.config))
     except msgspec.ValidationError as error:
         raise DamagedCheckpoint(f"resume={folder}: {MANIFEST} is no manifest ({error})") from error
 
@@ -140,7 +141,7 @@ def check_samples(manifest: Manifest, config: Config, where: Path) -> None:
     for key, value, made_with, what in (
         ("seed", config.seed, then["seed"], "samples"),
         ("global_batch", config.global_batch, then["global_batch"], "samples"),
-        ("rng.reshard", config.rng.reshard, then["rng"]["reshard"], "random draws"),
+        ("lab.reshard_rng", config.lab.reshard_rng, then["lab"]["reshard_rng"], "random draws"),
     ):
         if made_with != value:
             raise ConfigError(
@@ -179,8 +180,8 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
 def changed_keys(manifest: Manifest, config: Config) -> tuple[str, ...]:
     """`key=new (was old)` for permitted differences from the checkpoint's run, for the user."""
     about_training = (
-        "steps", "optimizer", "schedule", "clip_norm", "precision", "parallel", "model", "passes", "exact", "policy",
-        "rng", "copies.record",
+        "steps", "optimizer", "schedule", "clip_norm", "precision", "parallel", "model", "passes", "exact", "lab",
+        "copies.record",
     )  # fmt: skip
     return _differences(manifest.config, plain_config(config), about_training)
 

@@ -87,10 +87,10 @@ def _refuse_later(config: Config) -> None:
 
 def _check_axes(config: Config) -> None:
     """Refuse axes that leave nothing to answer a loss with."""
-    if not {"dataflow", "graph"} & set(config.planner.axes):
+    if not {"dataflow", "graph"} & set(config.lab.axes):
         raise ConfigError(
-            f"planner.axes={show(list(config.planner.axes))}: neither samples nor units could go to other ranks after "
-            "a loss; nearest valid: planner.axes=[dataflow]"
+            f"lab.axes={show(list(config.lab.axes))}: neither samples nor units could go to other ranks after "
+            "a loss; nearest valid: lab.axes=[dataflow]"
         )
 
 
@@ -133,14 +133,15 @@ def _check_exact(config: Config) -> None:
         )
     if config.exact and config.device == "emulated":
         raise ConfigError("exact=true: device=emulated computes nothing; nearest valid: exact=false")
-    if config.exact and config.policy == "smaller_batch":
+    if config.exact and config.lab.policy == "smaller_batch":
         raise ConfigError(
-            "exact=true: policy=smaller_batch leaves samples out after a loss, which has other bits than one rank; "
-            "nearest valid: policy=drop_replica"
+            "exact=true: lab.policy=smaller_batch leaves samples out after a loss, which has other bits than one rank; "
+            "nearest valid: lab.policy=drop_replica"
         )
-    if config.exact and not config.rng.reshard:
+    if config.exact and not config.lab.reshard_rng:
         raise ConfigError(
-            "exact=true: with rng.reshard=false random draws depend on the layout; nearest valid: rng.reshard=true"
+            "exact=true: with lab.reshard_rng=false random draws depend on the layout; nearest valid: "
+            "lab.reshard_rng=true"
         )
 
 

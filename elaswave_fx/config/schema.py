@@ -11,6 +11,7 @@ Types that a field may have: int, float, bool, str, `Literal["a", "b"]`, `X | No
 a mapping (taken as it is), or another dataclass.
 """
 
+import copy
 import dataclasses
 import difflib
 import math
@@ -23,7 +24,14 @@ from elaswave_fx.errors import ConfigError
 
 T = TypeVar("T")
 
+_MOVED = {
+    "policy": "lab.policy", "planner.axes": "lab.axes", "planner.goals": "lab.goals", "copies.mode": "lab.copy_mode",
+    "rng.reshard": "lab.reshard_rng", "launch.exit_words": "lab.exit_words",
+}  # fmt: skip
+"""Keys of earlier versions, and what they are called now."""
+
 _NAMES_ELSEWHERE = {
+    **_MOVED,
     **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "global_batch"),
     **dict.fromkeys(("micro_batch_size", "micro_batch", "gradient_accumulation_steps"), "parallel.micro_batch"),
     **dict.fromkeys(("learning_rate", "optimizer.learning_rate"), "optimizer.lr"),
@@ -46,7 +54,7 @@ _NAMES_ELSEWHERE = {
     **dict.fromkeys(("activation_checkpointing", "gradient_checkpointing"), "recompute"),
     "dataset": "data",
 }
-"""What other trainers call our keys."""
+"""What other trainers, and earlier versions, call our keys."""
 
 _RULE = "rule"
 _KINDS = "kinds"
@@ -112,6 +120,22 @@ def hint(word: str, candidates: Iterable[str], kind: str) -> str:
     names = sorted(set(candidates))
     best = nearest(word, names)
     return f"nearest valid {kind}: {best}" if best else f"valid {kind}s: {', '.join(names)}"
+
+
+def with_keys_of_today(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that a run or a checkpoint of an earlier version recorded, with each key where it is now."""
+    today = copy.deepcopy(dict(recorded))
+    for old, new in _MOVED.items():
+        *groups, name = old.split(".")
+        group: Any = today
+        for each in groups:
+            group = group.get(each) if isinstance(group, dict) else None
+        if isinstance(group, dict) and name in group:
+            top, _, key = new.partition(".")
+            found = today.setdefault(top, {})
+            if isinstance(found, dict):
+                found.setdefault(key, group.pop(name))
+    return today
 
 
 def nearest_key(dotted: str, known: Iterable[str]) -> str:

@@ -195,15 +195,13 @@ class CacheConfig:
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
     """The launcher. Rank r listens on `port` + r of `host` (0: any free port), whichever process is the coordinator on
-    `control_port` (0: any). With `exit_words` the launcher tells it of processes that end; without, the coordinator
-    must find out by itself. A rank that is asked to leave has `grace_s` for that. `failure_domain`: what the launcher's
+    `control_port` (0: any). A rank that is asked to leave has `grace_s` for that. `failure_domain`: what the launcher's
     ranks are lost with; None: this machine."""
 
     kind: str = constrained(choices=("local", "env"))
     host: str
     port: int = constrained(at_least=0, at_most=65535)
     control_port: int = constrained(at_least=0, at_most=65535)
-    exit_words: bool
     failure_domain: str | None
     grace_s: float = constrained(above=0, at_most=MOST)
 
@@ -230,7 +228,6 @@ class CopiesConfig:
     """Copies of a rank's state in the memory of others: `count` of each box besides its owner's."""
 
     count: int = constrained(at_least=0, at_most=MOST_RANKS)
-    mode: str = constrained(choices=("log", "state"))
     record: str = constrained(choices=("fp32", "bf16"))
 
 
@@ -328,11 +325,9 @@ class PowerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
-    """The parts of recovery that the planner may use, how it reaches lanes that begin with a stall (`goals`), and for
-    how long a plan is expected to last: until the next loss (`mtbf_s`), or until a lost rank is back (`rejoin_s`)."""
+    """How long a plan is expected to last: until the next loss (`mtbf_s`), or until a lost rank is back
+    (`rejoin_s`)."""
 
-    axes: tuple[str, ...] = constrained(choices=("dataflow", "graph", "frequency"))
-    goals: str = constrained(choices=("background", "blocking", "never"))
     mtbf_s: float = constrained(at_least=LEAST, at_most=MOST)
     rejoin_s: float | None = constrained(at_least=LEAST, at_most=MOST)
 
@@ -343,10 +338,18 @@ class PlannerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RngConfig:
-    """Whether random draws follow the samples when these change ranks."""
+class LabConfig:
+    """What comparisons and ablations change: the answer to a loss (`policy`), the parts of recovery that the planner
+    may use (`axes`), how it reaches lanes that begin with a stall (`goals`), how replicas stay current (`copy_mode`),
+    whether random draws follow the samples (`reshard_rng`), and whether the launcher tells the coordinator of
+    processes that end (`exit_words`)."""
 
-    reshard: bool
+    policy: str = constrained(choices=("elaswave", "recycle", "drop_replica", "smaller_batch", "restart"))
+    axes: tuple[str, ...] = constrained(choices=("dataflow", "graph", "frequency"))
+    goals: str = constrained(choices=("background", "blocking", "never"))
+    copy_mode: str = constrained(choices=("log", "state"))
+    reshard_rng: bool
+    exit_words: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,9 +387,8 @@ class Config:
     copies: CopiesConfig
     recovery: RecoveryConfig
     switch: SwitchConfig
-    policy: str = constrained(choices=("elaswave", "recycle", "drop_replica", "smaller_batch", "restart"))
     planner: PlannerConfig
-    rng: RngConfig
+    lab: LabConfig
     faults: tuple[Fault, ...]
     log: LogConfig = dataclasses.field(default_factory=LogConfig)
 

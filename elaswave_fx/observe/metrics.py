@@ -74,7 +74,7 @@ class StepLine:
     """Joules of all ranks, from their clocks; null without `power.points`."""
     energy_per_token_j: float | None = None
     samples: int
-    """Computed samples: the whole batch, except with `policy=smaller_batch`."""
+    """Computed samples: the whole batch, except with `lab.policy=smaller_batch`."""
 
 
 class StepBook:

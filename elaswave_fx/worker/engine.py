@@ -153,7 +153,7 @@ class _Precomputed(NamedTuple):
 def engine_job(config: Config, artifact: Artifact) -> EngineJob:
     """The plan-independent part of a job's engine specs."""
     record_dtype = {"fp32": "float32", "bf16": "bfloat16"}[config.copies.record]
-    return EngineJob(artifact, config.seed, config.rng.reshard, record_dtype, config.copies.mode)
+    return EngineJob(artifact, config.seed, config.lab.reshard_rng, record_dtype, config.lab.copy_mode)
 
 
 def load_artifact(folder: Path) -> tuple[Artifact, dict[str, torch.Tensor]]:

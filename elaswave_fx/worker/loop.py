@@ -405,7 +405,7 @@ class Training:
         worker = self._worker
         share = export_model(
             worker.artifact, worker.initial, worker.plan, worker.rank, worker.engine.native, worker.endpoint,
-            worker.context.run_dir, worker.context.has_run_dir, worker.config.copies.mode, DISK_S,
+            worker.context.run_dir, worker.context.has_run_dir, worker.config.lab.copy_mode, DISK_S,
         )  # fmt: skip
         if worker.is_first and Path(share["model"]).parent != worker.context.run_dir:
             run_dir, host = str(worker.context.run_dir), worker.context.host

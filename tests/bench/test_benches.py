@@ -230,7 +230,7 @@ def test_convergence(tmp_path: Path) -> None:
     picture = tmp_path / "convergence.svg"
     shown, entries = bench(tmp_path, "convergence", "--tiny", "--precision", "bf16", "--plot", str(picture))
     assert [entry["name"] for entry in entries] == [
-        "bf16, default against rng.reshard=false", "bf16, default against a smaller batch",
+        "bf16, default against lab.reshard_rng=false", "bf16, default against a smaller batch",
     ]  # fmt: skip
     assert all(entry["ratio"] > entry["target"] == pytest.approx(1 / 0.22) for entry in entries)
     assert re.search(r"exact=true +0\.0 +0\.0 +0\.0 +0\.0 +100 % +100 %", shown)

@@ -111,8 +111,8 @@ def test_a_damaged_manifest(tmp_path: Path) -> None:
     [
         ("seed=1", "seed=1 would change the samples, the checkpoint was made with seed=0; nearest valid: seed=0"),
         (
-            "rng.reshard=false",
-            "rng.reshard=false would change the random draws, the checkpoint was made with rng.reshard=true; ",
+            "lab.reshard_rng=false",
+            "lab.reshard_rng=false would change the random draws, the checkpoint was made with lab.reshard_rng=true; ",
         ),
         ("global_batch=16", "global_batch=16 would change the samples, the checkpoint was made with global_batch=8; "),
     ],

@@ -1,4 +1,4 @@
-"""rng.reshard: random draws follow the samples; without it they belong to the ranks, and another layout has others."""
+"""lab.reshard_rng: random draws follow the samples; without it they belong to the ranks, and layouts differ in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trained(folder: Path, *words: str) -> Finished:
 
 @pytest.mark.parametrize("reshard", ["true", "false"])
 def test_draws_follow_the_samples_or_the_ranks(tmp_path: Path, reshard: str) -> None:
-    word = f"rng.reshard={reshard}"
+    word = f"lab.reshard_rng={reshard}"
     two, again, three, hurt = (
         trained(tmp_path / name, word, *more)
         for name, more in {

@@ -63,7 +63,7 @@ def test_what_is_taken_without_a_goal_has_the_bits_of_one_rank(goals: str, tmp_p
     words = ("exact=true", "steps=20", "global_batch=12", "eval.every=0")
     alone = run_job(small_config("gpt_stdlib", *words), tmp_path / "alone")
     fault = f"faults=[{{step: {LOST_AFTER}, rank: 3, kind: kill, phase: backward}}]"
-    config = small_config("gpt_stdlib", *words, "parallel.dp=3", "parallel.pp=2", fault, f"planner.goals={goals}")
+    config = small_config("gpt_stdlib", *words, "parallel.dp=3", "parallel.pp=2", fault, f"lab.goals={goals}")
     run = run_with_plan(config, tmp_path / "run", on_slow_links)
     assert (alone.code, run.code) == (0, 0)
     before, after, *_ = found = plans(run)

@@ -412,7 +412,7 @@ def test_the_end_of_one_that_has_joined_is_a_loss(alone: Finished, tmp_path: Pat
 
 
 def test_refusals_leave_the_job_untouched(alone: Finished, tmp_path: Path) -> None:
-    with running(tmp_path, (2, 1), "planner.axes=[graph]") as now:
+    with running(tmp_path, (2, 1), "lab.axes=[graph]") as now:
         folder = now.job.folder
         address = JobFile.read(folder).address()
         place = f"tcp://{address.host}:{address.port}"

@@ -1,4 +1,4 @@
-"""Runs with `policy=smaller_batch`: steps without the samples of lanes that left are means over the others."""
+"""Runs with `lab.policy=smaller_batch`: steps without the samples of lanes that left are means over the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.recovery.invariants import LOSS_RTOL, PARAMETER_RTOL, assert_plain_ar
 from tests.runs import small_config
 
 LOST = "faults=[{step: 2, rank: 3, phase: reduce}]"
-SHAPE = ("policy=smaller_batch", "parallel.dp=2", "parallel.pp=2")
+SHAPE = ("lab.policy=smaller_batch", "parallel.dp=2", "parallel.pp=2")
 
 
 def sum_of_keys(line: Mapping[str, Any]) -> int:

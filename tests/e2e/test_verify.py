@@ -317,7 +317,7 @@ def test_a_foreign_seed_in_one_unit_is_found(tmp_path: Path, monkeypatch: pytest
 
 
 def test_draws_by_rank_are_checked_too(tmp_path: Path) -> None:
-    assert finish(config("exact=false", "rng.reshard=false", "model.dropout=0.1", LOST), tmp_path).code == 0
+    assert finish(config("exact=false", "lab.reshard_rng=false", "model.dropout=0.1", LOST), tmp_path).code == 0
     found = findings(tmp_path)
     assert [str(each) for each in found.values() if each.verdict is not Verdict.HOLDS] == []
 

@@ -24,7 +24,7 @@ class References:
         plain = dataclasses.replace(config, faults=())
         if config.exact:
             alone = dataclasses.replace(plain.parallel, dp=1, pp=1)
-            plain = dataclasses.replace(plain, parallel=alone, policy="elaswave")
+            plain = dataclasses.replace(plain, parallel=alone, lab=dataclasses.replace(plain.lab, policy="elaswave"))
         key = repr(plain)
         if key not in self._runs:
             run = finish(plain, self._folder / f"undisturbed-{len(self._runs)}")

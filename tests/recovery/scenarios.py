@@ -87,7 +87,7 @@ def answered(policy: str, losses: Sequence[Loss]) -> Scenario:
     """The same losses, with another policy."""
     if policy == "smaller_batch":
         return _smaller_batch(losses)
-    return inside(losses, f"policy={policy}", label=policy, group="policies")
+    return inside(losses, f"lab.policy={policy}", label=policy, group="policies")
 
 
 def _smaller_batch(losses: Sequence[Loss]) -> Scenario:
@@ -95,7 +95,7 @@ def _smaller_batch(losses: Sequence[Loss]) -> Scenario:
     layout = losses[0].layout
 
     def check(folder: Path, references: References) -> Finished:
-        config = job_config(layout, STEPS, "exact=false", "policy=smaller_batch", cases.faults_of(losses))
+        config = job_config(layout, STEPS, "exact=false", "lab.policy=smaller_batch", cases.faults_of(losses))
         run = finish(config, folder)
         assert_went_on(run, cases.STEPS, {loss.rank for loss in losses})
         assert_fired(run, losses)

@@ -44,7 +44,7 @@ def hold_up_the_late_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_the_others_go_on_without_a_rank_that_was_late(
     told: bool, tmp_path: Path, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = job_config((2, 2), "steps=20", f"launch.exit_words={str(told).lower()}")
+    config = job_config((2, 2), "steps=20", f"lab.exit_words={str(told).lower()}")
     hold_up_the_late_one(monkeypatch, tmp_path)
     with Job(config, tmp_path) as job:
         await_true(lambda: len(list(tmp_path.glob("detached-*"))) == 3, "the others have detached")

@@ -26,7 +26,7 @@ def test_a_killed_rank_is_left_out_without_a_deadline(
 ) -> None:
     """Only closed connections can tell. Links over TCP and shared memory."""
     without_deadlines(monkeypatch)
-    config = job_config((2, 2), "steps=240", f"parallel.ranks_per_host={per_host}", "launch.exit_words=false")
+    config = job_config((2, 2), "steps=240", f"parallel.ranks_per_host={per_host}", "lab.exit_words=false")
     with Job(config, tmp_path) as job:
         job.await_step(8)
         assert job.signal_rank(2, signal.SIGKILL)
@@ -40,7 +40,7 @@ def test_a_rank_killed_with_the_coordinator_is_left_out_by_the_next_one(
 ) -> None:
     """The next coordinator has never had a connection of the rank, which is dead before it begins to listen."""
     without_deadlines(monkeypatch)
-    config = job_config((2, 2), "steps=240", "launch.exit_words=false")
+    config = job_config((2, 2), "steps=240", "lab.exit_words=false")
     with Job(config, tmp_path) as job:
         job.await_step(8)
         assert job.signal_coordinator(signal.SIGKILL)

@@ -103,7 +103,7 @@ BENCHES: Mapping[str, Bench] = {
         ours="`train`, a rank killed from outside",
         peer="TorchFT 0.2.0, manual loop, the best of eight settings",
         counted="from SIGKILL to the first step committed without the victim, less a median step",
-        favours="Notified: the launcher reports the exit, which TorchFT lacks (not notified: launch.exit_words=false); "
+        favours="Notified: the launcher reports the exit, which TorchFT lacks (not notified: lab.exit_words=false); "
         "TorchFT's lighthouse is never killed, and its commit counts even without living ranks",
         minutes="38 in parts (--settings)",
         takes=_takes("repeats", "tiny", "settings", "resident_gb"),
@@ -129,7 +129,7 @@ BENCHES: Mapping[str, Bench] = {
     ),
     "goals": Bench(
         question="50 steps from a loss on, against proportional: goals in the background, in a stop, none; emulated",
-        ours="16 emulated ranks that lose two, planner.goals=background",
+        ours="16 emulated ranks that lose two, lab.goals=background",
         peer="blocking; never; proportional",
         counted="mean of the 50 steps from a loss on",
         minutes="",
@@ -161,7 +161,7 @@ BENCHES: Mapping[str, Bench] = {
     ),
     "migration": Bench(
         question="a planned change of lanes over slow links between hosts: what it stalls, in the background or not",
-        ours="4 emulated ranks behind 250 Mbit/s (`tc tbf`; takes root), planner.goals=background",
+        ours="4 emulated ranks behind 250 Mbit/s (`tc tbf`; takes root), lab.goals=background",
         peer="blocking",
         counted="stall from the request to the last stop; longest step",
         minutes="20 in parts (--only)",
@@ -187,7 +187,7 @@ BENCHES: Mapping[str, Bench] = {
     "convergence": Bench(
         question="how far losses of ranks lead training astray, against random draws by rank and a smaller batch",
         ours="two ranks killed, exact=true and the default",
-        peer="rng.reshard=false; a smaller batch, as TorchFT makes it",
+        peer="lab.reshard_rng=false; a smaller batch, as TorchFT makes it",
         counted="deviation of losses from a run without failures, in nats",
         favours="A smaller batch keeps the other ranks' samples and draws, and loses no step",
         minutes="9",

@@ -6,7 +6,7 @@ precision in which nobody fails:
 
     exact=true          against one rank
     default             against the same four ranks
-    rng.reshard=false   against the same four ranks: each draws from a stream of its own, as trainers do that seed ranks
+    lab.reshard_rng=false  against the same four ranks: each has a stream of its own, as in trainers that seed ranks
     a smaller batch     against `default` without failures: the samples of a lost rank are left out (left_out.py)
 
 The deviation is the difference of the losses, in nats: its mean over all steps from the first failure on, and that of
@@ -43,8 +43,8 @@ PRECISIONS = ("fp32", "bf16")
 PUBLISHED = 0.78
 """ElasWave (arXiv 2510.00606): by so much convergence deviates less; less than what is not known to us."""
 
-EXACT, DEFAULT, BY_RANK, SMALLER = "exact=true", "default", "rng.reshard=false", "a smaller batch"
-OVERRIDES = {EXACT: ("exact=true",), DEFAULT: (), BY_RANK: ("rng.reshard=false",)}
+EXACT, DEFAULT, BY_RANK, SMALLER = "exact=true", "default", "lab.reshard_rng=false", "a smaller batch"
+OVERRIDES = {EXACT: ("exact=true",), DEFAULT: (), BY_RANK: ("lab.reshard_rng=false",)}
 WAYS = (EXACT, DEFAULT, BY_RANK, SMALLER)
 
 _STUDY = (

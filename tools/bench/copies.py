@@ -24,7 +24,7 @@ STEPS, WARM_UP = 6, 2
 
 VARIANTS = {
     "none": Variant(("copies.count=0",)),
-    "state": Variant(("copies.mode=state",)),
+    "state": Variant(("lab.copy_mode=state",)),
     "fp32 records": Variant(),
     "bf16 records": Variant(("copies.record=bf16",)),
 }

@@ -2,8 +2,8 @@
 
 It stands for replicas that are lost while the others go on with a smaller batch, as TorchFT does: gradients, loss and
 what they are divided by come from the samples of the other ranks. Nobody dies, so nothing else is another: with
-`policy=smaller_batch`, which loses ranks, held-out batches would have fewer samples too, and their losses could not be
-compared.
+`lab.policy=smaller_batch`, which loses ranks, held-out batches would have fewer samples too, and their losses could
+not be compared.
 """
 
 from __future__ import annotations

@@ -27,12 +27,12 @@ def kills(ranks: Sequence[int], first: int, every: int) -> str:
 
 POLICIES: Mapping[str, tuple[str, ...]] = {
     "ours": (),
-    "recycle": ("policy=recycle",),
-    "drop_replica": ("policy=drop_replica",),
-    "smaller_batch": ("policy=smaller_batch",),
-    "restart": ("policy=restart",),
-    "ours without dataflow": ("planner.axes=[graph,frequency]",),
-    "ours without graph": ("planner.axes=[dataflow,frequency]",),
+    "recycle": ("lab.policy=recycle",),
+    "drop_replica": ("lab.policy=drop_replica",),
+    "smaller_batch": ("lab.policy=smaller_batch",),
+    "restart": ("lab.policy=restart",),
+    "ours without dataflow": ("lab.axes=[graph,frequency]",),
+    "ours without graph": ("lab.axes=[dataflow,frequency]",),
     "ours without split": ("parallel.schedule=1f1b",),
 }
 """`recycle` has units that stay, with the halves of backward wherever they pay."""
@@ -139,7 +139,7 @@ POLICY_TABLE = Table(
 # --- goals: the mean step from a loss on, with goals in the background, in a stop, and with none
 
 MODES = ("background", "blocking", "never")
-"""Values of `planner.goals`."""
+"""Values of `lab.goals`."""
 
 
 def goal(lanes: EmulatedLanes, lost: Sequence[int], memory_mb: float, before: int = 10, every: int = 50) -> Scenario:
@@ -157,7 +157,7 @@ def goal(lanes: EmulatedLanes, lost: Sequence[int], memory_mb: float, before: in
         "parallel.schedule=1f1b", kills(lost, before, every),
     )  # fmt: skip
     gpt = replace(lanes.gpt, width=64, seq_len=8, ranks_per_host=1, tied=False)
-    sides = {mode: Side((f"planner.goals={mode}",), lambda live: live.take(steps)) for mode in MODES}
+    sides = {mode: Side((f"lab.goals={mode}",), lambda live: live.take(steps)) for mode in MODES}
     figures, notes = partial(from_losses_on, before, every), partial(_goal_notes, lost, before, every)
     return Scenario(lanes.name, gpt, sides, figures, tuple(_against_modes(len(lost))), notes, words)
 

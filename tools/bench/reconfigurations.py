@@ -202,7 +202,7 @@ def migrated(
     name = f"{dp}x{pp} to {next_dp}x{next_pp}, width {gpt.width}"
     words = ("device=emulated", f"emulated.unit_ms={unit_ms}", "parallel.schedule=1f1b")
     script, (own, rival) = partial(migrate, before, after, bytes_per_s), MODES[:2]
-    sides = {mode: Side((f"planner.goals={mode}",), script) for mode in (own, rival)}
+    sides = {mode: Side((f"lab.goals={mode}",), script) for mode in (own, rival)}
     stalls = f"{{case}}: exposed stall, {own} against {rival}"
     longest = f"{{case}}: the longest step against {LONGEST:g} normal ones"
     comparisons = (

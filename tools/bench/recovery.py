@@ -65,7 +65,7 @@ class Bench:
 
     def own(self, victim: int, phase: float, fault: Fault = kill, told: bool = True) -> Loss:
         """Lose a rank of a run of ours."""
-        variant = Variant((f"launch.exit_words={told}".lower(),), resident_bytes=self.resident_bytes)
+        variant = Variant((f"lab.exit_words={told}".lower(),), resident_bytes=self.resident_bytes)
         with OwnJob(self.gpt.config(*variant.words), work_of(variant)) as job:
             loss = lose(job, self.gpt.ranks, victim, phase, fault)
             return replace(loss, parts=parts_of(job.events(until="resumed"), loss))
@@ -194,7 +194,7 @@ def _conditions(bench: Bench, runs: Own, peers: dict[Settings, list[Loss | None]
         f"signals came from {min(spread[0]):.2f} to {max(spread[0]):.2f} of a step after a commit (ours), "
         f"{min(spread[1]):.2f} to {max(spread[1]):.2f} (TorchFT)",
         "notified: our launcher, the parent of all ranks, reports that its child has ended; untold",
-        "(launch.exit_words=false): nobody does. TorchFT has no such report.",
+        "(lab.exit_words=false): nobody does. TorchFT has no such report.",
         "A commit of TorchFT's survivors counts even if it left out living ranks, too.",
     )
 

@@ -5,7 +5,7 @@ A scenario is a row of a benchmark's table (`losses.py`, `speeds.py`, `reconfigu
 of the same recipe, each with overrides and a script of its own. What is special about a row is a function that it
 names: a script, which watches the run and may disturb it; `figures`; `notes`, which describes runs under the table.
 
-    Table((Scenario("2x2", gpt, {"ours": Side(), "restart": Side(("policy=restart",))}, figures, (
+    Table((Scenario("2x2", gpt, {"ours": Side(), "restart": Side(("lab.policy=restart",))}, figures, (
         Comparison("{case}: a step", "step", "step", rival="restart", target=1.0),
     )),)).run(progress, options)       ->  Outcome: an entry "2x2: a step", restart over ours
 """

@@ -42,15 +42,15 @@ GROUPS: Mapping[str, tuple[type, ...]] = {
 LINKS: Mapping[str, str] = {
     "precision": "../start/recipes.md#precision",
     "exact": "../explain/exactness.md",
-    "policy": "../explain/planning.md#policies",
+    "lab.policy": "../explain/planning.md#policies",
     "parallel.schedule": "../explain/concepts.md#the-split-backward",
-    "planner.goals": "../explain/planning.md#target-layouts",
+    "lab.goals": "../explain/planning.md#target-layouts",
     "planner.mtbf_s": "../explain/planning.md#candidate-layouts",
     "switch.memory": "../explain/planning.md#memory-while-replicas-sync",
     "passes.dump": "../start/passes.md#looking-at-graphs",
     "passes.pipeline": "../start/passes.md#the-pipeline-as-text",
     "passes.extra": "../start/passes.md#using-it",
-    "rng.reshard": "../explain/exactness.md#convergence-under-failures",
+    "lab.reshard_rng": "../explain/exactness.md#convergence-under-failures",
     "checkpoint.every": "../start/operating.md#checkpoints",
     "launch.failure_domain": "../start/operating.md#machines",
     "launch.grace_s": "../start/operating.md#one-rank-less",
@@ -64,6 +64,8 @@ LINKS: Mapping[str, str] = {
 ANY = Rule()
 _ENTRIES = {"topology.links": HostLinkConfig, "power.points": PointConfig}
 _HIDDEN = ("defaults", "hydra")
+LAB = "lab"
+"""The group that no usual run sets, which comes last."""
 ENOUGH = 3
 """Groups with fewer keys stand in the table of the run."""
 _BOUND = re.compile(r",? [≥>≤<] [\d.e+-]+")
@@ -80,12 +82,12 @@ def page() -> str:
     below = {top: [key for key in keys if key.path.startswith(f"{top.path}.") and key.default] for top in tops}
     few = [key for under in below.values() if len(under) < ENOUGH for key in under]
     sections = ["## The run\n\n" + _table([*plain, *few], names)]
-    sections += [
+    *usual, lab = (
         f"## {top.path}\n\n" + (f"{_sentence(top.comment, names)}.\n\n" if top.comment else "") + _table(under, names)
-        for top, under in below.items() if len(under) >= ENOUGH
-    ]  # fmt: skip
-    sections += [_group(name, classes, names) for name, classes in GROUPS.items()]
-    sections += [_launch(names), _faults(), _not_built()]
+        for top, under in sorted(below.items(), key=lambda item: item[0].path == LAB) if len(under) >= ENOUGH
+    )  # fmt: skip
+    sections += [*usual, *(_group(name, classes, names) for name, classes in GROUPS.items())]
+    sections += [_launch(names), _faults(), lab, _not_built()]
     return page_of(
         "Keys",
         "Every key with its default, from `conf/config.yaml` or `conf/GROUP/OPTION.yaml`, and its meaning. "

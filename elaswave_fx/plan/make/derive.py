@@ -182,7 +182,7 @@ def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[P
     """Bytes from rank to rank in a step: gradients to owners, records to replica holders, updated parameters to
     readers.
 
-    Readers that hold the box make its parameters from their replica. With copies.mode=state, a mode for comparison,
+    Readers that hold the box make its parameters from their replica. With lab.copy_mode=state, a mode for comparison,
     they do not, and replicas are sent as whole state.
     """
     reduced: Counter[Pair] = Counter()

@@ -253,9 +253,9 @@ def _too_few(plan: Plan, topology: Topology) -> str:
     count, workload = len(topology.members), plan.workload
     is_bound = workload.options.policy != "elaswave" or not {"dataflow", "graph"} <= set(workload.options.axes)
     if is_bound and not any(True for _ in candidates(plan, topology)):
-        axes = f", planner.axes={listed(workload.options.axes)}" if workload.options.policy == "elaswave" else ""
+        axes = f", lab.axes={listed(workload.options.axes)}" if workload.options.policy == "elaswave" else ""
         why = POLICIES[workload.options.policy].no_answer
-        return f"replan: policy={workload.options.policy}{axes} has no answer to this loss: {why}"
+        return f"replan: lab.policy={workload.options.policy}{axes} has no answer to this loss: {why}"
     unbounded = replace(topology, members=tuple(replace(m, memory_bytes=None) for m in topology.members))
     needs = [most_memory(p) for p in _without_copies(plan, unbounded)]
     if not needs:

@@ -70,7 +70,7 @@ def per_parameter(plan: Plan, mode: str = "log") -> dict[str, float]:
     ranks.
 
     `records`: records of a step at owner and replica holders; `parameters`, `gradients`: at every reader. `mode`:
-    copies.mode; holders keep no records where they receive whole states.
+    lab.copy_mode; holders keep no records where they receive whole states.
     """
     workload = plan.workload
     total = sum(bucket.numel for bucket in workload.buckets)

@@ -78,9 +78,9 @@ class Bucket:
 class Workload:
     """A step as the planner sees it: `samples` times `units`, their costs, and the options of its plans.
 
-    The last `skipped` samples of a step are not computed (`policy=smaller_batch`). The position of a step's batch in
-    the run follows from `options.global_batch` alone. `state_bytes_per_element` counts master copy, optimizer state and
-    reduced gradient of an owned element. `batch_coupled`: the model computes with the samples of a micro-batch
+    The last `skipped` samples of a step are not computed (`lab.policy=smaller_batch`). The position of a step's batch
+    in the run follows from `options.global_batch` alone. `state_bytes_per_element` counts master copy, optimizer state
+    and reduced gradient of an owned element. `batch_coupled`: the model computes with the samples of a micro-batch
     together. `update_s`: seconds in which a rank updates one element that it owns or holds. `sample_tokens`: tokens of
     a sample, at most; 0: samples are not sequences. `least_elements`: lower bound of a box's elements.
     """
