@@ -110,7 +110,7 @@ class TokenizerConfig:
     """The tokenizer of text."""
 
     kind: str = constrained(choices=("bytes", "bpe"))
-    vocab_size: int = constrained(at_least=256, at_most=MOST)
+    vocab_size: int = constrained(at_least=0, at_most=MOST)
 
 
 @dataclass(frozen=True, kw_only=True)

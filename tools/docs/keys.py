@@ -69,7 +69,7 @@ LAB = "lab"
 ENOUGH = 3
 """Groups with fewer keys stand in the table of the run."""
 _BOUND = re.compile(r",? [≥>≤<] [\d.e+-]+")
-_OBVIOUS = re.compile(r" (≥ [01]|> 0|≥ 0, ≤ 65535)(?=,|$)")
+_OBVIOUS = re.compile(r" (≥ 0|≥ 0, ≤ 65535)(?=,|$)")
 
 
 def page() -> str:
