@@ -2,7 +2,6 @@
 anything."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,10 @@ def parquet(folder: Path, array: Any, name: str = "x") -> Path:
 
     parquet.write_table(pa.table({name: array, "other": list(range(len(array)))}), folder / "rows.parquet")
     return folder / "rows.parquet"
+
+
+def lines_of(folder: Path, *words: str) -> tuple[str, ...]:
+    return open_source(load_config(["data=hf", f"data.paths=[{folder}]", "cache.enabled=false", *words])).lines
 
 
 def ids_of(dataset: Dataset) -> list[int]:
@@ -201,102 +204,6 @@ def test_rows_with_more_values_than_names_are_refused(text: str, tmp_path: Path)
         opened(tmp_path / "rows.csv", "data.fields=[a,b]", "global_batch=1")
 
 
-def test_files_of_a_folder_are_of_splits(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for name, rows in (("train-00000-of-00001", 7), ("validation-00000-of-00001", 3), ("test-00000-of-00001", 2)):
-        datasets.Dataset.from_dict({"x": [1.0] * rows}).to_parquet(str(folder / f"{name}.parquet"))
-    words = ("data.fields=[x]", "global_batch=1")
-    for split, rows in (("train", 7), ("validation", 3), ("test", 2)):
-        assert len(opened(folder, *words, f"data.split={split}")) == rows
-        assert len(opened([folder / "*.parquet"], *words, f"data.split={split}")) == rows
-    with pytest.raises(DataError, match="data.split=tset: no such split; nearest valid value: test"):
-        opened(folder, *words, "data.split=tset")
-    named = [folder / "train-00000-of-00001.parquet", folder / "test-00000-of-00001.parquet"]
-    assert len(opened(named, *words)) == 9, "files that are named are taken"
-    with pytest.raises(DataError, match="data.split=test: files whose names tell no split; name the files"):
-        opened(named, *words, "data.split=test")
-    assert "data: 1 of 3 files are of data.split=train, as their names tell" in lines_of(folder, *words)
-    assert len(opened([folder / "test*"], *words, "data.split=test")) == 2
-    datasets.Dataset.from_dict({"x": [1.0]}).save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match="data.split=test: .*saved.* has no splits"):
-        opened(tmp_path / "saved", *words, "data.split=test")
-
-
-def lines_of(folder: Path, *words: str) -> tuple[str, ...]:
-    return open_source(load_config(["data=hf", f"data.paths=[{folder}]", "cache.enabled=false", *words])).lines
-
-
-def test_splits_are_told_by_the_ends_and_capitals_of_words(tmp_path: Path) -> None:
-    for name in ("trainset", "XTest", "val_data", "DevSet"):
-        text_file(tmp_path / f"{name}.jsonl", x=[len(name)])
-    words = ("data.fields=[x]", "global_batch=1")
-    found = {split: len(opened(tmp_path, *words, f"data.split={split}")) for split in ("train", "validation", "test")}
-    assert found == {"train": 1, "validation": 2, "test": 1}
-
-
-@pytest.mark.parametrize("kind", ["memmap", "files"])
-def test_that_files_of_several_splits_are_read_is_said(kind: str, tmp_path: Path) -> None:
-    for name in ("fineweb_train_0", "fineweb_val_0"):
-        (tmp_path / f"{name}.bin").write_bytes((np.arange(4000) % 97).astype("<u2").tobytes() if kind == "memmap" else
-                                               b"some words of text " * 99)  # fmt: skip
-    words = [f"data={kind}", "seq_len=8", "global_batch=2"]
-    said = "data: reads files of several splits (train, validation), as their names tell"
-    lines = open_source(load_config([*words, f"data.paths=[{tmp_path}]"])).lines
-    assert any(line.startswith(said) for line in lines)
-    lines = open_source(load_config([*words, f"data.paths=[{tmp_path}/fineweb_train_0.bin]"])).lines
-    assert not any("several splits" in line for line in lines)
-
-
-@pytest.mark.parametrize(("name", "is_said"), [("a.jsonl", True), ("a.CSV", True), ("a.txt", False)])
-def test_that_a_table_is_read_as_text_is_said(name: str, is_said: bool, tmp_path: Path) -> None:
-    (tmp_path / name).write_text('{"text": "some words"}\n' * 99)
-    words = ["data=files", "seq_len=8", "global_batch=2", f"data.paths=[{tmp_path}/{name}]"]
-    assert (
-        any("as it is written, names and quotes included" in line for line in open_source(load_config(words)).lines)
-        is is_said
-    )
-
-
-@pytest.mark.parametrize(
-    ("names", "read"),
-    [
-        (("part-0", "part-1", "test"), {"train": (0, 1), "test": (2,), "validation": "no such split"}),
-        (("data", "dev"), {"train": (0,), "validation": (1,)}),
-        (("train/en/a", "train/de/a", "test/en/a"), {"train": (1, 0), "test": (2,)}),
-        (
-            ("train", "test", "unsupervised"),
-            {"train": "unsupervised.jsonl has no split", "test": "has no split in its"},
-        ),
-        (("a/b", "a/c"), {"train": (0, 1), "test": "files whose names tell no split"}),
-        (("test",), {"train": "no such split", "test": (0,)}),
-        (("test/train-0", "train/test-0"), {"train": (0,), "test": (1,)}),
-    ],
-)
-def test_files_without_a_split_are_of_no_other(names: Sequence[str], read: dict[str, Any], tmp_path: Path) -> None:
-    for number, name in enumerate(names):
-        path = tmp_path / "data" / f"{name}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines(path, {"x": number})
-    for split, expected in read.items():
-        words = ("data.fields=[x]", "global_batch=1", f"data.split={split}")
-        if isinstance(expected, str):
-            with pytest.raises(DataError, match=f"data.split={split}: .*{expected}"):
-                opened(tmp_path / "data", *words)
-            continue
-        dataset = opened(tmp_path / "data", *words)
-        assert tuple(int(dataset.sample(row)["x"]) for row in range(len(dataset))) == expected
-
-
-def test_a_folder_that_is_named_like_a_split_is_one(tmp_path: Path) -> None:
-    (tmp_path / "test").mkdir()
-    lines(tmp_path / "test" / "a.jsonl", {"x": 1}, {"x": 2})
-    for split in ("test", "train"):
-        assert len(opened(tmp_path / "test", "data.fields=[x]", "global_batch=1", f"data.split={split}")) == 2
-    with pytest.raises(DataError, match="files whose names tell no split"):
-        opened(tmp_path / "test", "data.fields=[x]", "data.split=validation")
-
-
 def test_json_in_another_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "caf\u00e9"}\n' * 9, encoding="latin-1")
@@ -325,13 +232,6 @@ def test_arrow_files_are_tables_too(tmp_path: Path) -> None:
         with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as file:
             file.write_table(table)
         assert ids_of(opened(path)) == [1, 2, 3, 4, 5]
-
-
-def test_other_rows_under_the_same_time_of_change_are_read(tmp_path: Path) -> None:
-    for ids in ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1]):
-        path = parquet(tmp_path, pa.array([ids], pa.list_(pa.int32())))
-        os.utime(path, (1_000_000_000, 1_000_000_000))  # as copies, archives and images have it
-        assert ids_of(opened(path, "data.column=x", cache=tmp_path / "cache")) == ids
 
 
 def test_times_that_float32_rounds_are_named(tmp_path: Path) -> None:
@@ -550,74 +450,10 @@ def test_a_field_is_named_once(tmp_path: Path) -> None:
         opened(text_file(tmp_path / "a.csv", x=[1, 2]), "data.fields=[x,x]")
 
 
-@pytest.mark.parametrize("kind", ["saved", "parquet"])
-def test_images_are_colors_or_grays(kind: str, tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    colors = np.random.default_rng(0).integers(0, 4, (8, 8, 3), np.uint8) * 80
-    drawn = image.fromarray(colors)
-    modes = {"P": "RGB", "CMYK": "RGB", "RGB": "RGB", "L": "L", "1": "1"}
-    table = datasets.Dataset.from_dict(
-        {"image": [drawn.convert(mode) for mode in modes]}, features=datasets.Features({"image": datasets.Image()})
-    )
-    path = tmp_path / ("a.parquet" if kind == "parquet" else "saved")
-    table.to_parquet(str(path)) if kind == "parquet" else table.save_to_disk(str(path))
-    dataset = opened(path, "data.fields=[image]", "global_batch=1", cache=tmp_path / "cache")
-    for row, (mode, read) in enumerate(modes.items()):
-        expected = np.asarray(drawn.convert(mode).convert(read))
-        found = dataset.sample(row)["image"].numpy()
-        assert found.shape == expected.shape and np.abs(found.astype(int) - expected).max() <= (
-            3 if mode == "CMYK" else 0
-        )
-
-
-def test_that_a_palette_is_read_as_colors_is_said(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    classes = image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4))
-    masks = {"mask": [classes.convert("P")] * 2, "plain": [classes] * 2}
-    features = datasets.Features({"mask": datasets.Image(), "plain": datasets.Image()})
-    datasets.Dataset.from_dict(masks, features=features).save_to_disk(str(tmp_path / "saved"))
-    found = opened(tmp_path / "saved", "data.fields=[mask,plain]", "global_batch=1")
-    said = "data: images with a palette are read as colors, in mask: save ids of classes as grays"
-    assert said in found.notes and found.sample(0)["plain"].flatten().tolist() == list(range(16))
-
-
-@pytest.mark.parametrize("odd", [[1.0, None, 3.0, 4.0], None])
-def test_a_null_in_a_tensor_is_no_0(odd: Any, tmp_path: Path) -> None:
-    kind = pa.fixed_shape_tensor(pa.float32(), [2, 2])
-    rows = [[1.0, 2.0, 3.0, 4.0], odd, [1.0, 2.0, 3.0, 4.0]]
-    tensors = pa.ExtensionArray.from_storage(kind, pa.array(rows, kind.storage_type))
-    with pytest.raises(DataError, match="column x: row 1 has a null"):
-        opened(table_file(tmp_path / "a.arrow", x=tensors), "data.fields=[x]", "global_batch=1")
-
-
-def test_an_older_feather_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.arrow").write_bytes(b"FEA1" + bytes(99) + b"FEA1")
-    with pytest.raises(DataError, match="is a Feather table; save it as Parquet, which data=hf reads"):
-        opened(tmp_path / "a.arrow", "data.fields=[x]", "global_batch=1")
-
-
-def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("PIL.Image")
-    rows = [{"bytes": b"no image at all", "path": None}] * 3
-    table = datasets.Dataset.from_dict({"image": rows}).cast_column("image", datasets.Image())
-    table.save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match=r"data.fields: row 0 cannot be decoded \(UnidentifiedImageError"):
-        opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1").sample(0)
-
-
 def test_names_in_headers_may_stand_between_spaces(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x, y ,name\n1, 2,a\n3, 4,b\n")
     dataset = opened(tmp_path / "a.csv", "data.fields=[x,y]", "global_batch=1")
     assert [dataset.sample(row)["y"].item() for row in (0, 1)] == [2, 4]
-
-
-def test_a_row_without_an_image_is_named(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image").new("RGB", (4, 4))
-    features = datasets.Features({"image": datasets.Image()})
-    table = datasets.Dataset.from_dict({"image": [image, image, None, image]}, features=features)
-    table.save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match="data.fields: column image: row 2 has a null"):
-        opened(tmp_path / "saved", "data.fields=[image]", "global_batch=1")
 
 
 def test_rows_that_are_not_of_seq_len_are_said(tmp_path: Path) -> None:
@@ -691,38 +527,6 @@ def test_a_json_file_without_the_column_is_refused(tmp_path: Path) -> None:
         opened(paths)
 
 
-@pytest.mark.parametrize(
-    "fault", ["cut", "between batches", "missing", "state.json", "dataset_info.json", "damaged", "empty"]
-)
-def test_folders_of_save_to_disk_that_are_not_whole(fault: str, tmp_path: Path) -> None:
-    folder = tmp_path / "saved"
-    table = datasets.Dataset.from_dict({"x": list(range(0 if fault == "empty" else 5000))})
-    table.save_to_disk(str(folder))
-    shard = next(folder.glob("*.arrow"), folder)
-    if fault == "cut":
-        shard.write_bytes(shard.read_bytes()[:-100])
-    elif fault == "between batches":
-        shard.write_bytes(shard.read_bytes()[:-8])
-    elif fault == "missing":
-        shard.unlink()
-    elif fault == "damaged":
-        (folder / "state.json").write_text("{")
-    elif fault != "empty":
-        (folder / fault).unlink()
-    with pytest.raises(
-        DataError, match="no whole folder of save_to_disk|is a part of what save_to_disk writes|cut off|empty"
-    ):
-        opened(folder, "data.fields=[x]")
-
-
-def test_parts_of_a_folder_of_save_to_disk_are_not_read_alone(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        datasets.Dataset.from_dict({"x": [1, 2]}).save_to_disk(str(tmp_path / name))
-    for paths in (f"{tmp_path}/a/*.arrow", f"{tmp_path}/a,{tmp_path}/b"):
-        with pytest.raises(DataError, match="is a part of what save_to_disk writes; give its folder alone, whole"):
-            opened([Path(paths)], "data.fields=[x]")
-
-
 def test_ids_of_columns_are_of_the_vocabulary(tmp_path: Path) -> None:
     rows = {"input_ids": pa.array([[1, 2], [3, 9]]), "labels": pa.array([[2, -100], [9, -100]])}
     path = table_file(tmp_path / "a.parquet", **rows)
@@ -733,36 +537,6 @@ def test_ids_of_columns_are_of_the_vocabulary(tmp_path: Path) -> None:
     path = table_file(tmp_path / "a.parquet", input_ids=pa.array([[1, -100], [3, 9]]), labels=rows["labels"])
     with pytest.raises(DataError, match="column input_ids: holds the negative token id -100"):
         opened(path, *words, "data.vocab_size=10")
-
-
-@pytest.mark.parametrize("place", [0, 3, 7])
-def test_rows_are_found_in_any_part_of_a_table(place: int, tmp_path: Path) -> None:
-    values: list[Any] = [[[1, 2], [3, 4]] for _ in range(8)]
-    paths = []
-    for number in range(4):
-        paths.append(table_file(tmp_path / f"{number}.arrow", x=pa.array(values[2 * number : 2 * number + 2])))
-    assert len(opened(paths, "data.fields=[x]", "global_batch=1")) == 8
-    for odd, words in (([[1, 2], [3]], "has [12] values in row"), ([[1, None], [3, 4]], f"row {place} has a null")):
-        changed = [*values[:place], odd, *values[place + 1 :]]
-        table_file(paths[place // 2], x=pa.array(changed[place // 2 * 2 : place // 2 * 2 + 2]))
-        with pytest.raises(DataError, match=f"column x: {words}"):
-            opened(paths, "data.fields=[x]", "global_batch=1")
-
-
-@pytest.mark.parametrize("damage", ["cut", "zeros", "gone", "second gone"])
-def test_a_damaged_table_in_the_cache_is_made_again(damage: str, tmp_path: Path) -> None:
-    path = text_file(tmp_path / "a.jsonl", x=[1] * 10_000 + [0.5])
-    words = ("data.fields=[x]", "global_batch=1")
-    for _ in range(2):
-        assert len(opened(path, *words, cache=tmp_path / "cache")) == 10_001
-        first, second = sorted((tmp_path / "cache").rglob("*.arrow"))
-        if damage == "cut":
-            first.write_bytes(first.read_bytes()[:100])
-        elif damage == "zeros":
-            first.write_bytes(bytes(first.stat().st_size))
-        else:
-            (first if damage == "gone" else second).unlink()
-    assert opened(path, *words, cache=tmp_path / "cache").sample(10_000)["x"].item() == 0.5
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -797,17 +571,6 @@ def test_empty_parts_say_nothing_of_the_others(first: bool, tmp_path: Path) -> N
 def test_views_of_lists_are_lists(view: Any, tmp_path: Path) -> None:
     path = table_file(tmp_path / "a.arrow", x=pa.array([[1, 2], [3, 4], [5, 6], [7, 8, 9]], view(pa.int64())))
     assert ids_of(opened(path, "data.column=x")) == list(range(1, 10))
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow"])
-@pytest.mark.parametrize("turned", [False, True])
-def test_tensors_in_columns_have_their_shape(turned: bool, kind: str, tmp_path: Path) -> None:
-    values = np.arange(12, dtype="f4").reshape(2, 2, 3)
-    stored = np.ascontiguousarray(values.transpose(0, 2, 1)).transpose(0, 2, 1) if turned else values
-    path = table_file(tmp_path / f"a.{kind}", x=pa.FixedShapeTensorArray.from_numpy_ndarray(stored))
-    dataset = opened(path, "data.fields=[x]", "global_batch=1")
-    for row in range(2):
-        assert np.array_equal(dataset.sample(row)["x"].numpy(), values[row])
 
 
 def test_columns_of_maps_are_refused(tmp_path: Path) -> None:
