@@ -92,7 +92,7 @@ def page() -> str:
         "Keys",
         "Every key with its default, from `conf/config.yaml` or `conf/GROUP/OPTION.yaml`, and its meaning. "
         "Other values and bounds stand beside a default where it does not show them; no number is negative. "
-        "`--cfg job` prints what a command line composes to; an unknown key is an error that names the nearest one. "
+        "`--cfg job` prints what a command line composes to. "
         "Links explain a key; [recipes](../start/recipes.md) says how to write one. RUN is the run directory.",
         *sections,
     )
