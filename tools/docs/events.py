@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elaswave_fx.observe import job_events
+from elaswave_fx.observe.job_events import JobEvent
 from elaswave_fx.observe.rank_events import OF_ANY_RANK, FaultStrikes
 from elaswave_fx.observe.run_event import tag_of
 from tools.docs.markdown import clause, code, field_docs, first_paragraph, page_of, prose, table
 
-OF_JOB: Mapping[str, Any] = {tag_of(kind): kind for kind in (
-    job_events.Planned, job_events.Started, job_events.Detected, job_events.Left, job_events.MustStay,
-    job_events.Stopped, job_events.Agreed, job_events.Slowed, job_events.Recovery, job_events.Stopping,
-    job_events.CalledOff, job_events.Waiting, job_events.Coordinator, job_events.Over, job_events.ClockRestored,
-    job_events.Finished,
-)}  # fmt: skip
+OF_JOB: Mapping[str, Any] = {tag_of(kind): kind for kind in JobEvent.__subclasses__()}
 OF_RANKS: Mapping[str, Any] = {tag_of(kind): kind for kind in (*OF_ANY_RANK, FaultStrikes)}
 
 
