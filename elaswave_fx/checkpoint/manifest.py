@@ -50,6 +50,7 @@ class Contents:
         fingerprint: what else determines the bits of a step, see `Device.fingerprint`.
         state_dict: key of the model's own state dict -> logical tensor.
         unchanged: (shape, dtype) of its tensors that training does not change.
+        buffers: those of them that are buffers -> SHA-256 of their bytes; checkpoints of earlier versions have none.
     """
 
     program: str
@@ -60,6 +61,7 @@ class Contents:
     fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
     state_dict: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unchanged: Mapping[str, tuple[tuple[int, ...], str]] = dataclasses.field(default_factory=dict)
+    buffers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def key_paths(self) -> dict[str, tuple[KeyPath, ...]]:
         return key_paths((*self.tensors, *self.unchanged), self.state_dict)
@@ -162,12 +164,17 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
         raise ConfigError(f"resume={where}: exact=true cannot go on from it, its run computed other bits: {other}")
     _check_optimizer(manifest.config["optimizer"], plain_config(config)["optimizer"], where)
     _check_tensors(manifest.contents.tensors, contents.tensors, where)
-    for name, sha in contents.frozen.items():
-        if manifest.contents.frozen.get(name) != sha:
-            raise ConfigError(
-                f"resume={where}: parameter {name}, which is not trained, has other values; see init_from"
-            )
     then = manifest.contents
+    same = "see init_from" if config.model.kind == "hf" else "the model's constructor has to make the same"
+    for name, sha in contents.frozen.items():
+        if then.frozen.get(name) != sha:
+            raise ConfigError(f"resume={where}: parameter {name}, which is not trained, has other values; {same}")
+    for name, sha in contents.buffers.items():
+        if then.buffers.get(name, sha) != sha:
+            raise ConfigError(
+                f"resume={where}: buffer {name}, which training does not change, has other values; {same}, or "
+                "persistent=False takes new ones"
+            )
     if (then.samples, then.data_digest) != (contents.samples, contents.data_digest):
         named = _differences(manifest.config, plain_config(config), _OF_SAMPLES)
         why = f" ({', '.join(named)})" if named else ", the keys of data being the same"

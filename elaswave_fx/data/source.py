@@ -48,7 +48,13 @@ class Source:
 
 
 def open_source(config: Config, tokenizer: Tokenizer | None = None, code: UserCode | None = None) -> Source:
-    """Open the data and split it; raises `DataError` if a batch needs more samples than there are."""
+    """Open the data and split it; raises `DataError` if a batch needs more samples than there are. What the user's
+    modules and constructors draw follows from the seed, so that all ranks have the same."""
+    with seeded(config.seed):
+        return _open_source(config, tokenizer, code)
+
+
+def _open_source(config: Config, tokenizer: Tokenizer | None, code: UserCode | None) -> Source:
     dataset = open_data(config, tokenizer, code)
     split = config.eval if config.eval.every and config.eval.data is None else None
     total, batch = len(dataset), config.global_batch

@@ -49,9 +49,10 @@ def build_model(
     `ConfigError` with the key on failure.
     """
     sizes = DataSizes(vocab_size, seq_len, image_shape, classes, tokenizer, masked)
+    seed_all(seed)
     if model.kind == "target":
         import_target("model", model.spec)
-    seed_all(seed)
+        seed_all(seed)
     if model.kind == "hf":
         return _build_hf(model, sizes, init_from)
     if init_from is not None:

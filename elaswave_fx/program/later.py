@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import random
 import threading
@@ -72,8 +73,14 @@ def _replacements() -> Iterator[tuple[Any, Any]]:
         yield getattr(time, f"{name}_ns"), _moved(getattr(time, f"{name}_ns"), _LATER_S * 1_000_000_000)
     yield datetime.datetime, _LaterDatetime
     yield datetime.date, _LaterDate
-    urandom = os.urandom
-    yield urandom, lambda size: b"\xff" * size if _is_later() else urandom(size)
+    yield os.urandom, _entropy(os.urandom)
+
+
+def _entropy(urandom: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """The largest bytes, which a rare branch sees too, and true ones in turns: a draw below a number that is no power
+    of two is repeated until it is small enough."""
+    extreme = itertools.cycle((True, False))
+    return lambda size: b"\xff" * size if _is_later() and next(extreme) else urandom(size)
 
 
 def _moved(clock: Callable[[], Any], by: int) -> Callable[[], Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,14 @@ def contents_of(
     fingerprint: Mapping[str, str], state_dict: Mapping[str, str],
 ) -> Contents:  # fmt: skip
     """The contents of this run's checkpoints. `state_dict`: key of the model's own -> our name."""
-    frozen = {
-        name: hashlib.sha256(tensor_digest(initial.tensor(name))).hexdigest() for name in frozen_parameters(artifact)
-    }
+
+    def digests(names: Iterable[str]) -> dict[str, str]:
+        return {name: hashlib.sha256(tensor_digest(initial.tensor(name))).hexdigest() for name in names}
+
+    frozen = digests(frozen_parameters(artifact))
     tensors = logical_tensors(artifact, _state_tensors(optimizer))
     changed = {name.partition("/")[2]: name for name in tensors if not name.startswith("optimizer/")}
+    unchanged = [name for name in state_dict.values() if name not in changed]
     return Contents(
         program=key,
         tensors=tensors,
@@ -64,7 +67,8 @@ def contents_of(
         data_digest=data_digest(source),
         fingerprint=fingerprint,
         state_dict={key: changed.get(name, f"{UNCHANGED}{name}") for key, name in state_dict.items()},
-        unchanged={f"{UNCHANGED}{n}": initial.described(n) for n in state_dict.values() if n not in changed},
+        unchanged={f"{UNCHANGED}{name}": initial.described(name) for name in unchanged},
+        buffers=digests(name for name in unchanged if name not in frozen),
     )
 
 

@@ -34,6 +34,7 @@ CONTENTS = Contents(
     program="abc",
     tensors={"model/a": ((2, 3), "float32"), "optimizer/0/a": ((2, 3), "float32")},
     frozen={"f": "00"},
+    buffers={"b": "00"},
     samples=100,
     data_digest="dd",
 )
@@ -187,7 +188,19 @@ OTHERS = [
     ),
     (replace(CONTENTS, tensors={}), (), "which the model has not (and 1 more differences)"),
     (CONTENTS, ("optimizer=sgd",), "optimizer=sgd, but the checkpoint holds the state of adamw; nearest valid: adamw"),
-    (replace(CONTENTS, frozen={"f": "01"}), (), "parameter f, which is not trained, has other values; see init_from"),
+    (
+        replace(CONTENTS, frozen={"f": "01"}), (),
+        "parameter f, which is not trained, has other values; the model's constructor has to make the same",
+    ),
+    (
+        replace(CONTENTS, frozen={"f": "01"}), ("model=hf", "model.name=gpt2"),
+        "parameter f, which is not trained, has other values; see init_from",
+    ),
+    (
+        replace(CONTENTS, buffers={"b": "01"}), (),
+        "buffer b, which training does not change, has other values; the model's constructor has to make the same, or "
+        "persistent=False takes new ones",
+    ),
     (
         replace(CONTENTS, samples=90), ("eval.fraction=0.1",),
         "has other samples (90 to train on, 100 in the checkpoint's run) (eval.fraction=0.1 (was 0.05))",

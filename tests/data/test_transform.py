@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +37,24 @@ def test_what_is_drawn_is_of_the_position_and_of_the_seed() -> None:
     other = source("Noise", "seed=1")
     again = load_batch(other.dataset, other.train, 0, count)["image"][np.argsort(other.train.indices(0, count))]
     assert not torch.equal(again, first)
+
+
+def test_draws_of_a_file_and_of_a_constructor_follow_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mixing_transform.py").write_text(
+        "import numpy as np, torch\nHERE = np.random.rand()\n\n\nclass Mix:\n    def __init__(self):\n"
+        "        self.by = np.random.rand() + HERE + torch.rand(()).item()\n\n"
+        "    def __call__(self, sample):\n        return {**sample, 'image': sample['image'] * self.by}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def image(seed: int) -> torch.Tensor:
+        sys.modules.pop("mixing_transform", None)
+        words = ("data=digits", "data.transform._target_=mixing_transform.Mix", f"seed={seed}", "global_batch=16")
+        return open_source(load_config([*words, "cache.enabled=false"])).dataset.sample(0)["image"]
+
+    state = np.random.get_state()[1].tolist()
+    assert torch.equal(image(1), image(1)) and not torch.equal(image(1), image(2))
+    assert np.random.get_state()[1].tolist() == state, "the caller's generators are as they were"
 
 
 def test_all_kinds_of_data_are_transformed_and_keep_what_is_known_of_them() -> None:

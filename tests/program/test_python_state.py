@@ -10,6 +10,7 @@ import operator
 import os
 import queue
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -372,6 +373,11 @@ class SystemsDraw(Held):
         return 1.0 if random.SystemRandom().random() < 0.999 else 0.5
 
 
+class SystemsChoice(Held):
+    def scale(self) -> Any:
+        return 0.5 + secrets.randbelow(100) / 100
+
+
 class Warming(torch.autograd.Function):
     """Gradients that grow with the number of backward passes."""
 
@@ -484,6 +490,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (Calendar, r"computes something else when it is called again .*a clock"),
     (ImportedDate, r"computes something else when it is called again .*a clock"),
     (SystemsBytes, r"computes something else when it is called again .*outside of torch"),
+    (SystemsChoice, r"computes something else when it is called again .*outside of torch"),
     (SystemsDraw, r"computes something else when it is called again .*outside of torch"),
 ]
 
