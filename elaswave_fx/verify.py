@@ -102,12 +102,15 @@ def verify(wanted: Wanted, progress: Progress) -> Iterator[Finding]:
     from elaswave_fx.audit.program import code_of, find_program
     from elaswave_fx.audit.record import read_record
     from elaswave_fx.audit.replay import replay
+    from elaswave_fx.devices.mkl import fix_branch
 
     torch.set_num_threads(1)
     record = read_record(wanted.run)
     other = read_record(wanted.other) if wanted.other is not None else None
     runs_code = wanted.steps is not None
     if runs_code:
+        if record.exact:
+            fix_branch()  # before the user's code multiplies matrices
         _say_whose(record, sorted({path for part in record.parts for path in code_of(part.config)}))
     yield from check_files(record)
     program = find_program(record.last, runs_code=runs_code)

@@ -20,6 +20,7 @@ VARIABLE = "MKL_CBWR"
 """MKL's own variable; a value that the user has set is kept."""
 
 _AUTO, _AVX512_STRICT = 2, 12 | 1 << 16
+_NAMES = {_AUTO: "AUTO", _AVX512_STRICT: "AVX512,STRICT"}
 _ALL = -1
 """Argument of `mkl_cbwr_get`: the branch and whether it is strict."""
 
@@ -33,15 +34,17 @@ def fix_branch() -> None:
     if library.mkl_serv_cbwr_set(wanted) and library.mkl_serv_cbwr_get(_ALL) != wanted:
         raise ConfigError(
             f"exact=true: this process has multiplied matrices before, by code whose bits depend on where they lie; "
-            f"set {VARIABLE}={'AVX512,STRICT' if wanted == _AVX512_STRICT else 'AUTO'} before it starts"
+            f"set {VARIABLE}={_NAMES[wanted]} before it starts"
         )
 
 
 def branch() -> str:
-    """The user's setting, else MKL's; empty without MKL."""
+    """The user's setting, else MKL's, the settings of `fix_branch` by their numbers; empty without MKL."""
     library = _library()
     set_by_user = os.environ.get(VARIABLE, "")
-    return set_by_user if set_by_user or library is None else f"{library.mkl_serv_cbwr_get(_ALL):#x}"
+    if set_by_user or library is None:
+        return next((f"{number:#x}" for number, name in _NAMES.items() if name == set_by_user), set_by_user)
+    return f"{library.mkl_serv_cbwr_get(_ALL):#x}"
 
 
 def _library() -> ctypes.CDLL | None:

@@ -167,7 +167,7 @@ def _from_config(resolved: Resolved, model_type: str) -> nn.Module:
     attention = "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
     try:
         return resolved.auto_class.from_config(config, attn_implementation=attention, dtype=torch.float32)
-    except (ValueError, TypeError, AssertionError, ZeroDivisionError, ImportError) as error:
+    except (ValueError, TypeError, AssertionError, ZeroDivisionError, ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"model.config: does not suit {model_type}: {reason}") from error
 

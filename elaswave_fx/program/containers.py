@@ -296,9 +296,10 @@ def is_iterator(value: Any) -> bool:
 
 
 def set_aside(iterator: Any) -> Advanced:
+    """A copy of an iterator and of those that it reads from, as of a chain; or itself, where it cannot be copied."""
     try:
-        return Advanced(copy.copy(iterator), _text(iterator))
-    except TypeError:
+        return Advanced(copy.deepcopy(iterator), _text(iterator))
+    except (TypeError, RuntimeError):
         return Advanced(iterator, _text(iterator))
 
 

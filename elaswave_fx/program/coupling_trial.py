@@ -28,7 +28,7 @@ from elaswave_fx.program.batch_run import (
 )
 from elaswave_fx.program.coupling_rules import describe, sorts_samples
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import UNSET, Program, calls, is_aten, output_nodes, value_of
+from elaswave_fx.program.ir import UNSET, Program, argument, calls, is_aten, output_nodes, value_of
 from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
 
 _COMPARISONS = ("aten.gt", "aten.ge", "aten.lt", "aten.le", "aten.eq", "aten.ne", "aten._to_copy")
@@ -37,6 +37,11 @@ _ARITHMETIC = (
     "aten.add", "aten.addcdiv", "aten.addcmul", "aten.div", "aten.lerp", "aten.masked_fill", "aten.maximum",
     "aten.minimum", "aten.mul", "aten.pow", "aten.rsub", "aten.sub", "aten.true_divide", "aten.where", "aten._to_copy",
 )  # fmt: skip
+
+_SHAPE_ALONE = ("aten.ones_like", "aten.zeros_like", "aten.new_ones", "aten.new_zeros")
+_LOSS_GRADIENTS = ("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+_MEAN = 1
+"""Of PyTorch's numbers of reductions."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ def _compare_parts(
             shared.add(node)
         elif _is_counted(node, axes, runs, counted | shared):
             counted.add(node)
-        touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(node.all_input_nodes))
+        touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(_read_by(node)))
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
         if is_aten(node, *UNSET):
             continue
@@ -135,6 +140,16 @@ def _compare_parts(
     return Couplings(tuple(reasons), frozenset(shuffled))
 
 
+def _read_by(node: fx.Node) -> Iterator[fx.Node]:
+    """The inputs whose values a call computes with: not that whose shape alone it takes, and no total weight of targets
+    for a loss that is a sum."""
+    if is_aten(node, *_SHAPE_ALONE):
+        return iter(())
+    is_sum = is_aten(node, *_LOSS_GRADIENTS) and argument(node, "reduction") != _MEAN
+    unused = argument(node, "total_weight") if is_sum else None
+    return (source for source in node.all_input_nodes if source is not unused)
+
+
 def _is_shared(
     node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], shared: set[fx.Node], tolerance: float
 ) -> bool:
@@ -146,7 +161,7 @@ def _is_shared(
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
-    if not shared.isdisjoint(node.all_input_nodes):
+    if not shared.isdisjoint(_read_by(node)):
         return value.is_floating_point() or value.dtype == torch.bool
     if value.dtype == torch.bool:
         return _brings_together(node, axes)  # the results of any() and all() seldom differ

@@ -65,6 +65,14 @@ def test_products_of_exact_runs_come_from_one_branch_and_others_from_the_fastest
     assert exact in ("0x1000c", "0x2")
 
 
+@pytest.mark.parametrize(("name", "number"), [("AVX512,STRICT", "0x1000c"), ("AUTO", "0x2"), ("AVX2", "AVX2")])
+def test_a_branch_of_ours_is_told_alike_whoever_has_set_it(
+    name: str, number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_CBWR", name)
+    assert make_device("cpu").fingerprint()["mkl_cbwr"] == number
+
+
 @pytest.mark.skipif("mkl" not in torch.__config__.show().lower(), reason="torch is built without MKL")
 def test_a_branch_cannot_be_fixed_once_there_was_a_product() -> None:
     code = "torch.mm(torch.ones(9, 9), torch.ones(9, 9))\ntry: device.set_up(1, True)\nexcept Exception as e: print(e)"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.types import Config
 from elaswave_fx.devices import make_device
+from elaswave_fx.devices.mkl import branch
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.worker.loop import refuse_other_bits
 from tests.marks import slow
@@ -98,13 +99,13 @@ def test_a_run_goes_on_with_the_same_bits_in_another_layout(alone: Callable[[str
 def test_nobody_goes_on_from_a_run_that_computed_other_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("checkpoint.every=2", "resume=auto")
     assert finish(exact("gpt", (2, 1), *words, "steps=4"), tmp_path).code == 0
-    there = os.environ["MKL_CBWR"]
+    there, told = os.environ["MKL_CBWR"], branch()
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     refused = finish(exact("gpt", (2, 1), *words), tmp_path)
     assert refused.code == 2
     assert refused.console.splitlines()[-1].endswith(
         "step-4: exact=true cannot go on from it, its run computed other bits: "
-        f"mkl_cbwr is COMPATIBLE, and was {there} there"
+        f"mkl_cbwr is COMPATIBLE, and was {told} there"
     )
     monkeypatch.setenv("MKL_CBWR", there)
     assert finish(exact("gpt", (2, 1), *words), tmp_path).code == 0, "nothing was lost"

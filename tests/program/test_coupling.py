@@ -450,6 +450,20 @@ def test_a_backward_pass_that_keeps_samples_apart_couples_nothing() -> None:
     assert judged(Along(own_operator("grad_half", lambda gradient: gradient / 2)))[2] == ()
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_gradient_in_forward_of_a_loss_that_is_a_sum_couples_nothing(reduction: str) -> None:
+    class Moved(Classifier):
+        """Inputs are moved by the gradient of their loss, as in adversarial training."""
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            at = x.detach().clone().requires_grad_(True)
+            loss = nn.functional.cross_entropy(self.head(self.features(at)), y, reduction=reduction)
+            (gradient,) = torch.autograd.grad(loss, at)
+            return super().forward((x + 0.1 * gradient).detach(), y)
+
+    assert bool(judged(Moved(layers=1))[2]) == (reduction == "mean")
+
+
 class ByFrequency(SequenceFirst):
     def __init__(self, embed: nn.Module) -> None:
         super().__init__(layers=1)

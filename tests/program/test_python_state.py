@@ -475,6 +475,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (Global, r"changes CALLS of module tests.program.test_python_state in Global.scale, line"),
     (lambda: AroundAFunction(counter()), r"changes calls of function counter.<locals>.count in counter"),
     (lambda: Counting(itertools.count()), r"changes held of the model"),
+    (lambda: Counting(itertools.chain([0.0, 0.5], itertools.repeat(1.0))), r"changes held of the model"),
     (lambda: Counting(numbers()), r"changes held of the model"),
     (lambda: InTensor(torch.zeros(())), r"changes held of the model"),
     (lambda: Backward(Warming), r"changes calls of class Warming in Warming.backward"),
