@@ -235,7 +235,7 @@ class _UnitBuilder:
         elif self.cutter.natures[node] == Nature.FIXED and isinstance(value_of(node), torch.Tensor):
             self.mapping[node] = self._placeholder(self.cutter.invariant(node), value_of(node), False)
         else:
-            self.mapping[node] = self.graph.node_copy(node, self._get)
+            self._copy(node)
         return self.mapping[node]
 
     def _input(self, node: fx.Node) -> fx.Node:

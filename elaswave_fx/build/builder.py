@@ -121,7 +121,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     check_evaluation(source)
     clock.lap("data")
     model = make_model(config, source.dataset)
-    awake = _set_to_train(model)
+    awake = (*_set_to_train(model), *_doubles(model))
     if config.model.kind == "hf":
         refuse_other_classes(cast("Any", model).model.config, source.dataset.class_names)
         if config.model.task is None:
@@ -172,6 +172,13 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     return Built(
         artifact, target, state, source, clock.laps, origin, (*awake, *notes), coverage, state_dict_names(model)
     )
+
+
+def _doubles(model: nn.Module) -> tuple[str, ...]:
+    """That parameters in double precision are trained in single, if there are any."""
+    found = [name for name, parameter in model.named_parameters() if parameter.dtype == torch.float64]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (f"model: {found[0]}{more} in float64: kept and updated in fp32, computed with as it is",) if found else ()
 
 
 def _set_to_train(model: nn.Module) -> tuple[str, ...]:

@@ -93,6 +93,20 @@ def test_a_module_that_leaves_evaluation_mode_is_named(tmp_path: Path, stays: bo
     assert ("dropout" in str(built.artifact.programs)) is not stays
 
 
+class Double(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x.double()).square().sum(), torch.full((), x.shape[0])
+
+
+def test_that_parameters_in_double_are_kept_in_single_precision_is_said(tmp_path: Path) -> None:
+    words = [f"model._target_={__name__}.Double", f"data._target_={__name__}.Vectors", "global_batch=4"]
+    built = build.build(load_config(words), tmp_path)
+    assert "model: weight and 1 more in float64: kept and updated in fp32, computed with as it is" in built.notes
+
+
 def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"cache.dir={tmp_path}", "optimizer=adamw", "optimizer.weight_decay=0.1"]
     program = update_program(load_config(words))

@@ -42,6 +42,23 @@ def result_state_of_another(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor * 3 if "running_var" in name else tensor for name, tensor in state.items()}
 
 
+class Standardized(Classifier):
+    """Inputs are normalized over the batch before any parameter is read."""
+
+    def __init__(self, affine: bool) -> None:
+        super().__init__(layers=1)
+        self.norm = nn.BatchNorm1d(WIDTH, affine=affine)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_statistics_of_inputs_are_read_from_buffers(affine: bool) -> None:
+    result = compile_model(Standardized(affine), vectors, granule=4)
+    assert agrees(result) and len(result.program.folds) == 3
+
+
 def test_dropout_and_attention_dropout_are_gone() -> None:
     model = GPT(vocab_size=16, seq_len=TOKENS, layers=1, width=16, heads=2, dropout=0.5, attention_dropout=0.5)
     result = compile_model(model, tokens)
