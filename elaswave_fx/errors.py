@@ -43,7 +43,7 @@ class ExecError(ElasWaveError):
     """The native runtime refused a program or an operator failed."""
 
 
-class CopyDiffers(ExecError):
+class ReplicaDiffers(ExecError):
     """A replica of a box differs from its owner's; it was dropped, and the step aborted before its commit."""
 
 

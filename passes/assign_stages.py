@@ -36,7 +36,7 @@ class AssignStages:
     options: PlanOptions
     dp: int
     pp: int
-    copies: int = 1
+    replicas: int = 1
 
     def apply(
         self,
@@ -56,7 +56,7 @@ class AssignStages:
         workload = make_workload(artifact, options, state_tensors)
         workload = replace(workload, update_s=update_s, sample_tokens=sample_tokens)
         try:
-            plan = plan_uniform(workload, topology, self.dp, self.pp, self.copies)
+            plan = plan_uniform(workload, topology, self.dp, self.pp, self.replicas)
         except ConfigError as error:
             if isinstance(error.__cause__, PlanError):  # Memory is short; any other error names what would be valid.
                 raise ConfigError(f"{error}; {_what_takes_memory(artifact)}") from error

@@ -151,7 +151,7 @@ class _Stage:
         optimizer = make_optimizer(self.config.optimizer)
         artifact = replace(self.artifact, granule=size)
         topology = local_topology(1, 1, make_device(self.config.device).memory_total_bytes())
-        stages = AssignStages(PlanOptions(size, size, exact=True), dp=1, pp=1, copies=0)
+        stages = AssignStages(PlanOptions(size, size, exact=True), dp=1, pp=1, replicas=0)
         plan = stages.apply(artifact, topology, len(optimizer.init(torch.zeros(1))))
         job = engine_job(self.config, artifact)
         inputs = {name: self.batch[name][:size] for name in input_names(artifact, plan, _RANK)}

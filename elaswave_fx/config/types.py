@@ -225,7 +225,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesConfig:
-    """Copies of a rank's state in the memory of others: `count` of each box besides its owner's."""
+    """Replicas of a rank's state in the memory of others: `count` of each box besides its owner's."""
 
     count: int = constrained(at_least=0, at_most=MOST_RANKS)
     record: str = constrained(choices=("fp32", "bf16"))
@@ -233,8 +233,8 @@ class CopiesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryConfig:
-    """Whether a run may go back to a checkpoint when no copy of something is left. Ranks wait `patience_s` for those
-    that cannot be reached and may have the last copies."""
+    """Whether a run may go back to a checkpoint when no replica of a box is left. Ranks wait `patience_s` for those
+    that cannot be reached and may have the last replicas."""
 
     allow_rollback: bool
     patience_s: float = constrained(above=0, at_most=MOST)
@@ -242,7 +242,7 @@ class RecoveryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchConfig:
-    """A change of the job's ranks or lanes while it trains: copies on their way take at most `memory` MiB of a rank
+    """A change of the job's ranks or lanes while it trains: syncing replicas take at most `memory` MiB of a rank
     beside what its plan needs, with None all that is left of its memory."""
 
     memory: float | None = constrained(above=0, at_most=MOST)

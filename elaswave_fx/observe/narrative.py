@@ -27,7 +27,7 @@ _PARTS = ("pipeline", "exchange", "update", "step")
 
 _DETAILS = (
     job_events.Agreed, job_events.CalledOff, job_events.Detected, job_events.Planned, job_events.Stopped,
-    job_events.Stopping, rank_events.CaughtUp, rank_events.Edited, rank_events.Joined, rank_events.Resumed,
+    job_events.Stopping, rank_events.ReplicasInSync, rank_events.Edited, rank_events.Joined, rank_events.Resumed,
     rank_events.Transferred,
 )  # fmt: skip
 """Parts of a recovery or of a planned reconfiguration, of which there is one line in all."""
@@ -123,10 +123,10 @@ def describe(event: RunEvent, epoch: int) -> str:
         case rank_events.Edited():
             return f"epoch {epoch}: edited in place in {event.ms:.1f} ms"
         case rank_events.Transferred():
-            behind = event.bytes_behind / 2**20
-            copies = f"; {behind:.2f} MiB of replicas sync in the background" if behind else ""
-            return f"epoch {epoch}: moved {event.bytes / 2**20:.2f} MiB of parameters in {event.ms:.1f} ms{copies}"
-        case rank_events.CaughtUp():
+            syncing = event.bytes_behind / 2**20
+            replicas = f"; {syncing:.2f} MiB of replicas sync in the background" if syncing else ""
+            return f"epoch {epoch}: moved {event.bytes / 2**20:.2f} MiB of parameters in {event.ms:.1f} ms{replicas}"
+        case rank_events.ReplicasInSync():
             taken = f"{event.bytes / 2**20:.2f} MiB were buffered at most"
             return f"epoch {epoch}: rank {event.rank}: replicas are in sync; {taken}"
         case rank_events.Resumed():

@@ -78,14 +78,14 @@ class Resumed(RankEvent, frozen=True, tag="resumed"):
     step: Step
 
 
-class CaughtUp(RankEvent, frozen=True, tag="caught_up"):
+class ReplicasInSync(RankEvent, frozen=True, tag="caught_up"):
     """The replicas of a rank are in sync."""
 
     bytes: Count
     """The most memory that this took, bounded by `switch.memory`."""
 
 
-class CopyDiffered(RankEvent, frozen=True, tag="copy_differs"):
+class ReplicaDiffered(RankEvent, frozen=True, tag="copy_differs"):
     """A replica differed from its owner's box: dropped, and made again in a new epoch."""
 
     cause: Words
@@ -164,8 +164,8 @@ class Predicted(RankEvent, frozen=True, tag="predicted"):
 
 
 OF_ANY_RANK: tuple[type[RankEvent], ...] = (
-    Joined, Drained, Edited, Transferred, Resumed, CaughtUp, CopyDiffered, UpdateSkipped, GaveUp, CheckpointWritten,
-    ClockSet, ModelElsewhere, Predicted,
+    Joined, Drained, Edited, Transferred, Resumed, ReplicasInSync, ReplicaDiffered, UpdateSkipped, GaveUp,
+    CheckpointWritten, ClockSet, ModelElsewhere, Predicted,
 )  # fmt: skip
 """Events that joiners may report, too."""
 

@@ -14,7 +14,7 @@ from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words
 from elaswave_fx.plan.replicas.deal_boxes import bucket_sharers, domain_words, fatal_domains, fatal_losses
-from elaswave_fx.plan.replicas.goal_copies import goal_words
+from elaswave_fx.plan.replicas.goal_replicas import goal_words
 from elaswave_fx.plan.replicas.owners import UNEVEN, deviation, owned_elements
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Link, Rank, Topology
@@ -115,20 +115,20 @@ def _box_line(plan: Plan) -> str:
     """Replicas per box, and how many replica holders are still syncing."""
     counts = sorted({len(b.holders) for b in plan.boxes})
     holders = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
-    behind = sum(len(b.catching_up) for b in plan.boxes)
+    syncing = sum(len(b.catching_up) for b in plan.boxes)
     text = f"{len(plan.boxes)} boxes, holders besides the owner: {holders}"
-    return text + (f"; copies still to be made: {behind}" if behind else "")
+    return text + (f"; replicas still to sync: {syncing}" if syncing else "")
 
 
 def _share_lines(plan: Plan) -> list[str]:
     """Uneven ownership among ranks that share the same boxes."""
     sharers = bucket_sharers(plan.workload, plan.tiles)
     owned = owned_elements(plan.boxes, lambda box: sharers[box.bucket])
-    far = {ranks for ranks, elements in owned.items() if deviation(ranks, elements) > UNEVEN}
-    count = sum(sharers[box.bucket] in far for box in plan.boxes)
+    uneven = {ranks for ranks, elements in owned.items() if deviation(ranks, elements) > UNEVEN}
+    count = sum(sharers[box.bucket] in uneven for box in plan.boxes)
     if not count:
         return []
-    why = "until copies have caught up" if any(box.catching_up for box in plan.boxes) else "for they are few"
+    why = "until replicas are in sync" if any(box.catching_up for box in plan.boxes) else "for they are few"
     return [f"uneven owned shares among the ranks that share them: {count} of {len(plan.boxes)} boxes, {why}"]
 
 

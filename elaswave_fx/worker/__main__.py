@@ -32,7 +32,7 @@ JOB is the run directory of a job of yours on this machine, or tcp://HOST:PORT, 
 (launch.control_port), with the job's token in {TOKEN} (it stands in RUN/control/job.json). The process opens
 its data, gets program and initial tensors from the coordinator, reaches the other ranks, and then becomes a member
 between two steps. Ctrl-C before that costs the job nothing, and after it what the loss of a rank costs. SIGTERM tells
-it to leave: its work and its copies go to other ranks, then it ends, within the job's launch.grace_s. So do SIGUSR1,
+it to leave: its work and its replicas go to other ranks, then it ends, within the job's launch.grace_s. So do SIGUSR1,
 SIGUSR2 and SIGXCPU, by which schedulers warn.
 
 Exit code 0 when all steps of the job are committed, or it has left as it was told; 2 with one clear line when this
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", help="this machine as the other ranks reach it (default: the job's launch.host)")
     parser.add_argument(
         "--failure-domain", metavar="NAME",
-        help="what this process is lost with, as a rack or a power supply (default: this machine); copies go elsewhere",
+        help="what this process fails with: a rack, a power supply (default: this machine); replicas go elsewhere",
     )  # fmt: skip
     return parser
 

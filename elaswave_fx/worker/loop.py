@@ -27,16 +27,16 @@ from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.devices import Device, make_device
 from elaswave_fx.devices.fingerprint import difference
-from elaswave_fx.errors import CommError, ConfigError, CopyDiffers, ExecError, InputsDiffer, JobOver, UpdateFailed
+from elaswave_fx.errors import CommError, ConfigError, ExecError, InputsDiffer, JobOver, ReplicaDiffers, UpdateFailed
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.observe.metrics import StepReport
 from elaswave_fx.observe.rank_events import (
-    CaughtUp,
-    CopyDiffered,
     Drained,
     FaultStrikes,
     GaveUp,
     ModelElsewhere,
+    ReplicaDiffered,
+    ReplicasInSync,
     Resumed,
     UpdateSkipped,
 )
@@ -165,11 +165,11 @@ class Training:
         """Carry out a request of the training loop and return its result. Raises StepFailed."""
         try:
             return self._does[type(said)](said)
-        except (CommError, CopyDiffers) as error:
+        except (CommError, ReplicaDiffers) as error:
             self._failures += 1
             if self._failures > _FAILURES_MAX:
                 raise
-            raise StepFailed(suspect_of(error), str(error), isinstance(error, CopyDiffers)) from error
+            raise StepFailed(suspect_of(error), str(error), isinstance(error, ReplicaDiffers)) from error
 
     def _data_differs(self) -> JobOver:
         """The end of the job because ranks read different samples. All ranks conclude it from the same votes."""
@@ -189,7 +189,7 @@ class Training:
 
     def _has_lost_state(self) -> bool:
         """Whether the engine has dropped the state of a box that it had, as it does when an update fails."""
-        return not self._worker.at.sync.syncing.issuperset(self._worker.engine.native.holdings().catching_up)
+        return not self._worker.at.sync.syncing.issuperset(self._worker.engine.native.holdings().syncing)
 
     # --- The beginning, and other epochs
 
@@ -209,7 +209,7 @@ class Training:
             self._worker.group.barrier(DISK_S)  # for the slowest rank
 
     def _report_mismatch(self, what: do.ReportMismatch) -> None:
-        self._worker.context.report_event(CopyDiffered(cause=what.why), self._worker.plan.epoch)
+        self._worker.context.report_event(ReplicaDiffered(cause=what.why), self._worker.plan.epoch)
 
     def _report_and_wait(self, what: do.Report) -> Decision:
         decision = self._recovery.report(what)
@@ -286,14 +286,14 @@ class Training:
 
     def _read_sync_state(self, _: do.ReadSyncState) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
         held = self._worker.engine.native.holdings()
-        return frozenset(held.catching_up), frozenset(held.far_behind)
+        return frozenset(held.syncing), frozenset(held.lagging)
 
     def _report_sync_state(self, what: do.ReportSyncState) -> None:
         worker = self._worker
         worker.agent.report_sync(what.sync)
         if not what.sync.syncing:
             held = worker.engine.native.holdings()
-            worker.context.report_event(CaughtUp(bytes=held.behind_peak), worker.plan.epoch)
+            worker.context.report_event(ReplicasInSync(bytes=held.sync_peak), worker.plan.epoch)
 
     def _wants_to_stop(self) -> bool:
         worker = self._worker

@@ -170,14 +170,14 @@ class Recovery:
     def sync_replicas(self, what: do.SyncReplicas) -> frozenset[BoxId]:
         """Start syncing replicas; the transfers overlap with the next steps."""
         worker, native = self._worker, self._worker.engine.native
-        native.replicate(list(what.copies))
+        native.replicate(list(what.transfers))
         if worker.is_first:
             bytes_each = 4 * (1 + len(worker.optimizer.init(torch.zeros(1))))
-            behind = bytes_each * sum(len(box.span) * len(box.catching_up) for box in worker.plan.boxes)
+            sync_bytes = bytes_each * sum(len(box.span) * len(box.catching_up) for box in worker.plan.boxes)
             ms = round(1e3 * (time.perf_counter() - self._edited_s), 3)
-            moved = Transferred(ms=ms, bytes=self._moved, bytes_behind=behind)
+            moved = Transferred(ms=ms, bytes=self._moved, bytes_behind=sync_bytes)
             worker.context.report_event(moved, worker.plan.epoch)
-        return frozenset(native.holdings().catching_up)
+        return frozenset(native.holdings().syncing)
 
 
 def checkpoint_at(worker: Worker, version: int) -> Path | None:

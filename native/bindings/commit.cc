@@ -31,9 +31,9 @@ constexpr const char* kKinds[] = {"send_part",
                                   "sum",
                                   "send_record",
                                   "expect_record",
-                                  "send_late_record",
+                                  "send_catch_up_record",
                                   "send_prompt_record",
-                                  "expect_late_record",
+                                  "expect_catch_up_record",
                                   "send_vote",
                                   "expect_vote",
                                   "leave_step",
@@ -44,7 +44,7 @@ constexpr const char* kKinds[] = {"send_part",
                                   "expect_parameters",
                                   "send_state",
                                   "expect_state",
-                                  "tell_close",
+                                  "report_nearly_in_sync",
                                   "ask_state",
                                   "drop_state"};
 static_assert(std::size(kKinds) == commit::kActionKinds);
@@ -142,7 +142,8 @@ void bind_events(py::class_<StepMachine>& machine) {
            [](M& self, I box, I holder) { return to_python(self.state_asked(BoxId(box), RankId(holder))); })
       .def("state_leaves",
            [](M& self, I box, I holder) { return to_python(self.state_leaves(BoxId(box), RankId(holder))); })
-      .def("copy_is_close", [](M& self, I box, I holder) { self.copy_is_close(BoxId(box), RankId(holder)); })
+      .def("replica_nearly_in_sync",
+           [](M& self, I box, I holder) { self.replica_nearly_in_sync(BoxId(box), RankId(holder)); })
       .def("expect_state", [](M& self, I box) { return to_python(self.expect_state(BoxId(box))); })
       .def("refresh",
            [](M& self, I bucket, const std::vector<I>& takers) {
@@ -177,9 +178,9 @@ void bind_events(py::class_<StepMachine>& machine) {
            [](M& self, I box, I version, std::uint64_t digest, bool whole) {
              return to_python(self.state_arrived(BoxId(box), StateTag{version, {digest, 0}}, whole));
            })
-      .def("late_record_arrived",
+      .def("catch_up_record_arrived",
            [](M& self, I box, I version, std::uint64_t digest, bool whole, bool prompt) {
-             return to_python(self.late_record_arrived(BoxId(box), StateTag{version, {digest, 0}}, whole, prompt));
+             return to_python(self.catch_up_record_arrived(BoxId(box), StateTag{version, {digest, 0}}, whole, prompt));
            })
       .def("leave", [](M& self) { return to_python(self.leave()); })
       .def("finish", [](M& self, const std::vector<I>& voters) { return to_python(self.finish(ranks_of(voters))); })
@@ -199,9 +200,9 @@ void bind_questions(py::class_<StepMachine>& machine) {
       .def("state", &state)
       .def("recorded", [](const M& self, I box) { return self.recorded(BoxId(box)); })
       .def("record_awaited", [](const M& self, I box) { return self.record_awaited(BoxId(box)); })
-      .def("is_behind", [](const M& self, I box) { return self.is_behind(BoxId(box)); })
-      .def_property_readonly("catching_up", [](const M& self) { return numbers_of(self.catching_up()); })
-      .def_property_readonly("far_behind", [](const M& self) { return numbers_of(self.far_behind()); })
+      .def("sync_under_way", [](const M& self, I box) { return self.sync_under_way(BoxId(box)); })
+      .def_property_readonly("syncing", [](const M& self) { return numbers_of(self.syncing()); })
+      .def_property_readonly("lagging", [](const M& self) { return numbers_of(self.lagging()); })
       .def_property_readonly("holdings", &holdings)
       .def("parameters_ready", [](const M& self, I bucket) { return self.parameters_ready(BucketId(bucket)); })
       .def("stale", [](const M& self, I bucket) { return self.stale(BucketId(bucket)); })

@@ -45,8 +45,8 @@ using Released = py::call_guard<py::gil_scoped_release>;
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
-  } catch (const exec::CopyDiffers& error) {
-    py::set_error(py::module_::import("elaswave_fx.errors").attr("CopyDiffers"), error.what());
+  } catch (const exec::ReplicaDiffers& error) {
+    py::set_error(py::module_::import("elaswave_fx.errors").attr("ReplicaDiffers"), error.what());
   } catch (const exec::InputsDiffer& error) {
     py::set_error(py::module_::import("elaswave_fx.errors").attr("InputsDiffer"), error.what());
   } catch (const ExecError& error) {
@@ -138,10 +138,10 @@ std::optional<at::Tensor> read_tensor(const Engine& engine, const std::string& n
 }
 
 void replicate(Engine& engine, const std::vector<std::tuple<BoxId, RankId, RankId>>& tasks) {
-  std::vector<exec::CopyTask> copies;
-  for (const auto& [box, source, target] : tasks) copies.push_back({box, source, target});
+  std::vector<exec::ReplicaTransfer> transfers;
+  for (const auto& [box, source, target] : tasks) transfers.push_back({box, source, target});
   const py::gil_scoped_release release;
-  engine.replicate(copies);
+  engine.replicate(transfers);
 }
 
 void bind_step(py::module_& module) {
@@ -206,15 +206,15 @@ void bind_state(py::module_& module) {
   py::class_<exec::Holdings>(module, "Holdings", "What a rank has; see exec/step/engine.h.")
       .def_readonly("version", &exec::Holdings::version)
       .def_readonly("boxes", &exec::Holdings::boxes)
-      .def_readonly("catching_up", &exec::Holdings::catching_up)
-      .def_readonly("far_behind", &exec::Holdings::far_behind)
+      .def_readonly("syncing", &exec::Holdings::syncing)
+      .def_readonly("lagging", &exec::Holdings::lagging)
       .def_readonly("stale_buckets", &exec::Holdings::stale_buckets)
       .def_readonly("pending", &exec::Holdings::pending)
       .def_property_readonly("votes", [](const exec::Holdings& self) { return bytes_of(self.votes); })
       .def_readonly("last_committed", &exec::Holdings::last_committed)
       .def_readonly("copied_bytes", &exec::Holdings::copied_bytes)
       .def_readonly("sent_at_once", &exec::Holdings::sent_at_once)
-      .def_readonly("behind_peak", &exec::Holdings::behind_peak);
+      .def_readonly("sync_peak", &exec::Holdings::sync_peak);
   py::class_<exec::Progress>(module, "Progress",
                              "Where a step stands; None outside of steps, or while nobody is awaited.")
       .def_property_readonly("instruction",

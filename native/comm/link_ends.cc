@@ -124,7 +124,7 @@ FailurePtr Link::superseded(std::uint32_t generation) const {
 void Link::close(const FailurePtr& reason) {
   const std::lock_guard lock(mutex_);
   if (lost_) return;
-  // Copies may be under way when a job ends: their piece goes first, if there is room for it.
+  // Replicas may be under way when a job ends: their piece goes first, if there is room for it.
   while (under_way_ && under_way_->header.kind == FrameKind::kPiece && write_some(kPieceBytes) > 0) continue;
   if (!under_way_) {
     FrameHeader goodbye;

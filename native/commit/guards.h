@@ -32,8 +32,8 @@ struct Guards {
   Guard commit_needs_all_votes;       // a step is committed when the votes of all members are here
   Guard vote_needs_state_and_record;  // a rank votes for v with every box it vouches for at v-1, its record of v here
   Guard digests_are_compared;         // a holder's state has the digest of its owner's, or it is dropped
-  Guard copy_has_caught_up;           // a copy that comes late is vouched for when all committed records are in it
-  Guard wrong_copy_ends_step;         // a step in which a copy turned out to be wrong is not voted for
+  Guard replica_in_sync;              // a replica that was synced is vouched for when all committed records are in it
+  Guard wrong_replica_ends_step;      // a step in which a replica turned out to be wrong is not voted for
   Guard replicas_are_updated;         // holders apply the record, too
   Guard failed_update_drops_state;    // a state whose update failed is not taken for the next one
   Guard old_parameters_are_stale;     // who comes to read a bucket, or missed its update, asks for its parameters
@@ -49,8 +49,8 @@ struct Guards {
         {"commit_needs_all_votes", &Guards::commit_needs_all_votes},
         {"vote_needs_state_and_record", &Guards::vote_needs_state_and_record},
         {"digests_are_compared", &Guards::digests_are_compared},
-        {"copy_has_caught_up", &Guards::copy_has_caught_up},
-        {"wrong_copy_ends_step", &Guards::wrong_copy_ends_step},
+        {"replica_in_sync", &Guards::replica_in_sync},
+        {"wrong_replica_ends_step", &Guards::wrong_replica_ends_step},
         {"replicas_are_updated", &Guards::replicas_are_updated},
         {"failed_update_drops_state", &Guards::failed_update_drops_state},
         {"old_parameters_are_stale", &Guards::old_parameters_are_stale},

@@ -50,7 +50,7 @@ Actions StepMachine::install(std::uint32_t epoch, std::vector<RankId> members, s
       buckets_[bucket].stale = true;
     }
     if (lacks_records(box) || !keeps(box)) drop_state(actions, box);
-    box.copies.clear();
+    box.replicas.clear();
   }
   unchanged_.clear();
   for (Bucket& bucket : buckets_) {
@@ -76,7 +76,7 @@ void StepMachine::load(BoxId id, Digest digest) {
   Box& box = at(id);
   if (!keeps(box)) throw ProtocolError(text(id) + ": " + self() + " neither owns nor holds it");
   box.state = StateTag{version_, digest};
-  std::erase_if(box.copies, [this](const Copy& copy) { return copy.holder == rank_; });
+  std::erase_if(box.replicas, [this](const Replica& replica) { return replica.holder == rank_; });
 }
 
 void StepMachine::load_parameters(BucketId bucket) { at(bucket).stale = false; }
@@ -113,11 +113,11 @@ Actions StepMachine::begin_step() {
   if (mode_ == CopyMode::kState) return actions;
   for (Box& box : boxes_) {
     if (!holds(id_of(box))) continue;
-    vouch_if_caught_up(box);
-    if (copy_of(box, rank_) == nullptr) {
+    vouch_if_in_sync(box);
+    if (replica_of(box, rank_) == nullptr) {
       box.record_awaited = true;
       act(actions, Kind::kExpectRecord, box, box.roles.owner);
-    } else if (is_in(box, Stage::kClose)) {
+    } else if (is_in(box, Stage::kNearlyInSync)) {
       box.record_awaited = true;  // it is expected already
     }
   }
@@ -125,7 +125,7 @@ Actions StepMachine::begin_step() {
   for (Box& box : boxes_) {
     if (is_in(box, Stage::kLost)) drop_state(actions, box);
   }
-  tell_owners(actions);
+  report_to_owners(actions);
   return actions;
 }
 
@@ -170,12 +170,12 @@ void StepMachine::sum(Actions& actions, Box& box) const {
   act(actions, Kind::kSum, box);
   if (mode_ == CopyMode::kState) return;
   for (const RankId holder : box.roles.holders) {
-    const Copy* const copy = copy_of(box, holder);
-    if (copy == nullptr) {
+    const Replica* const replica = replica_of(box, holder);
+    if (replica == nullptr) {
       act(actions, Kind::kSendRecord, box, holder);
-    } else if (copy->stage == Stage::kBehind) {
-      act(actions, Kind::kSendLateRecord, box, holder);
-    } else if (copy->stage == Stage::kClose) {
+    } else if (replica->stage == Stage::kSyncing) {
+      act(actions, Kind::kSendCatchUpRecord, box, holder);
+    } else if (replica->stage == Stage::kNearlyInSync) {
       act(actions, Kind::kSendPromptRecord, box, holder);
     }
   }
@@ -197,7 +197,7 @@ Actions StepMachine::record_arrived(BoxId id, const StateTag& owners, bool whole
     if (materializes(id, rank_)) at(box.roles.bucket).stale = true;
     drop_state(actions, box);
   }
-  if (is_in(box, Stage::kClose)) act(actions, Kind::kExpectLateRecord, box, box.roles.owner);
+  if (is_in(box, Stage::kNearlyInSync)) act(actions, Kind::kExpectCatchUpRecord, box, box.roles.owner);
   return actions;
 }
 
@@ -206,9 +206,9 @@ bool StepMachine::agrees(const Box& box, const StateTag& owners) {
   return guards_.digests_are_compared.allows(box.state->digest == owners.digest);
 }
 
-// A copy that was found to be wrong in this step is not vouched for: the step is not voted for at all.
+// A replica that was found to be wrong in this step is not vouched for: the step is not voted for at all.
 bool StepMachine::vouches_for(const Box& box) const {
-  if (!keeps(box) || box.wrong || is_in(box, Stage::kBehind)) return false;
+  if (!keeps(box) || box.wrong || is_in(box, Stage::kSyncing)) return false;
   return box.state || box.roles.owner == rank_ || materializes(id_of(box), rank_);
 }
 
@@ -242,7 +242,7 @@ Actions StepMachine::cast_vote() {
   }
   Actions actions;
   const bool right = std::none_of(boxes_.begin(), boxes_.end(), [](const Box& box) { return box.wrong; });
-  if (!guards_.wrong_copy_ends_step.allows(right)) {
+  if (!guards_.wrong_replica_ends_step.allows(right)) {
     for (const Box& box : boxes_) {
       if (box.wrong) act(actions, Kind::kLeaveStep, box);
     }
@@ -391,7 +391,7 @@ void StepMachine::end_step() {
 
 Actions StepMachine::leave() {
   Actions actions;
-  lose_copies(actions);
+  lose_replicas(actions);
   for (Box& box : boxes_) {
     if (std::exchange(box.parameters_awaited, false)) at(box.roles.bucket).stale = true;
     box.parts_awaited.clear();

@@ -10,12 +10,12 @@
 //   bucket_reduced(bucket)  own gradient done: send parts, expect parts -> part_arrived -> sum, send records
 //   record_arrived(box)     compare the digest of the own state with the owner's
 //   ready_to_vote()         all sums and records are here; else awaited() says whom this rank waits for
-//   cast_vote()             send votes, expect votes -> vote_arrived -> kCommit; or kLeaveStep, if a copy was wrong
+//   cast_vote()             send votes, expect votes -> vote_arrived -> kCommit; or kLeaveStep, if a replica was wrong
 //   commit(updates)         this version is the one that counts; `updates`: the sums of the votes say that there is one
 //   update_bucket(bucket)   update own boxes -> updated -> write parameters (with CopyMode::kState: send the state)
 //   gather(bucket)          send parameters to, expect them from -> parameters_arrived, whoever has no state to make
 //                           them from; a reader waits for parameters_ready(bucket) before it computes the next step
-//   update_replicas()       update held boxes -> updated; keep the records of those whose state is on its way
+//   update_replicas()       update held boxes -> updated; keep the records of replicas whose state is on its way
 //   end_step()
 //
 // A step may be left at any point, because of an error or of others: leave(). All that was expected is off by then.
@@ -24,18 +24,20 @@
 //   After the commit: the updates that are still to be done are the actions of leave(); parameters that would have come
 //   from others are stale. Then end_step().
 //
-// States that this rank shall get and has none of: expect_state() here, send_state() at the owner, between steps. Each
-// travels behind the steps, in bulk, as it is when its turn comes; behind it travel the records of the steps after it,
-// one by one in the same order, and no vote waits for any of that. The stages of such a copy, at either end:
-//   due     its state has not been sent, or has not come: no record of it travels yet
-//   behind  the state was sent, or has come: records follow it, and are applied when they are here and committed
-//   close   the holder has said that it is close behind, so records come with the step; the holder vouches for the box
-//           from the step on before which the last record has come so, and all committed ones are in the state
-//   lost    the step was left: nothing of it travels any more
-// A holder says that it is close when no other state of its own is due, so that votes wait for records as few steps as
-// can be, or kApart steps after the state has come. What does not follow the state without a gap, or is damaged, is of
-// no use: the owner is asked for another state. With CopyMode::kState votes do wait, for the state is what comes in
-// place of a record.
+// Replica sync: of a box that this rank shall hold and has no state of, expect_state() here, send_state() at the owner,
+// between steps. The state travels in bulk beside the steps, as it is when its turn comes; then the records of the
+// steps after it, one by one in the same order, and no vote waits for any of that. The stages of a replica, at either
+// end:
+//   due             its state has not been sent, or has not come: no record of it travels yet
+//   syncing         the state was sent, or has come: catch-up records follow it, and are applied when they are here and
+//                   committed
+//   nearly in sync  the holder has reported it, so records come with the step; the holder vouches for the box from the
+//                   step on before which the last record has come so, and all committed ones are in the state
+//   lost            the step was left: nothing of it travels any more
+// A holder reports that a replica is nearly in sync when no other state of its own is due, so that votes wait for
+// records as few steps as can be, or kApart steps after the state has come. What does not follow the state without a
+// gap, or is damaged, is of no use: the owner is asked for another state. With CopyMode::kState votes do wait, for the
+// state is what comes in place of a record.
 //
 // A holder that reads a box makes the parameters from its state and is not sent them: the record has replaced them.
 // Whoever was sent a state under these roles misses steps, so it is sent the parameters until the roles change.
@@ -61,7 +63,7 @@ namespace elaswave::commit {
 
 class StepMachine {
  public:
-  // So many records of a copy that is behind are expected at once: what the owner has sent by its vote has a place.
+  // So many records of a syncing replica are expected at once: what the owner has sent by its vote has a place.
   static constexpr int kExpectedAhead = 2;
   static constexpr std::int64_t kApart = 16;
 
@@ -85,9 +87,9 @@ class StepMachine {
   // At the owner: the state goes now, as it is after version(); at any time but for that between a commit and the
   // update. The actions come after it.
   Actions state_leaves(BoxId box, RankId holder);
-  // At the owner: what was sent to `holder` was of no use; or it is close behind. At any time.
+  // At the owner: what was sent to `holder` was of no use; or its replica is nearly in sync. At any time.
   Actions state_asked(BoxId box, RankId holder);
-  void copy_is_close(BoxId box, RankId holder);
+  void replica_nearly_in_sync(BoxId box, RankId holder);
   // Parameters of the bucket from its owners' states, at those of `takers`; every rank is told the same.
   Actions refresh(BucketId bucket, std::span<const RankId> takers);
 
@@ -112,8 +114,8 @@ class StepMachine {
   Actions parameters_arrived(BoxId box);
   // `tag`: what the state came with. `whole`: its bytes have the tag's digest. Its step has to be committed here.
   Actions state_arrived(BoxId box, const StateTag& tag, bool whole);
-  // As record_arrived, of a box that is behind, of a committed step. `prompt`: it came with the messages of the step.
-  Actions late_record_arrived(BoxId box, const StateTag& owners, bool whole, bool prompt);
+  // As record_arrived, of a syncing replica and a committed step. `prompt`: it came with the messages of the step.
+  Actions catch_up_record_arrived(BoxId box, const StateTag& owners, bool whole, bool prompt);
 
   // --- After a failure
 
@@ -148,12 +150,12 @@ class StepMachine {
   bool record_awaited(BoxId box) const { return at(box).record_awaited; }
   bool state_must_come(BoxId box) const;
   // Whether the state of the box is on its way, or records are that are still lacking.
-  bool is_behind(BoxId box) const;
-  // Boxes that this rank owns or holds and will not vouch for in the next step; and those of them for which it will not
-  // in the step after that either: when the next one has begun, their owners will not know that the copies are close.
-  // Of the others it may, if their owners hear it before they sum, and nothing is late.
-  std::vector<BoxId> catching_up() const;
-  std::vector<BoxId> far_behind() const;
+  bool sync_under_way(BoxId box) const;
+  // Boxes that this rank owns or holds and will not vouch for in the next step; and those of them that lag more: for
+  // them it will not in the step after that either, for their owners receive no report in the next one that the
+  // replicas are nearly in sync. For the others it may, if the owners receive it before they sum, and nothing is late.
+  std::vector<BoxId> syncing() const;
+  std::vector<BoxId> lagging() const;
   std::vector<Holding> holdings() const;
   // Whether the working copy is that of version(): not stale, and nothing of it on its way.
   bool parameters_ready(BucketId bucket) const;
@@ -169,14 +171,14 @@ class StepMachine {
  private:
   enum class Phase { kIdle, kComputing, kVoted, kCommitted, kPending };
 
-  // Of a copy that this rank gets, or gives to `holder`.
-  enum class Stage { kDue, kBehind, kClose, kLost };
-  struct Copy {
+  // Of a replica that this rank syncs, or that `holder` syncs from it.
+  enum class Stage { kDue, kSyncing, kNearlyInSync, kLost };
+  struct Replica {
     RankId holder;
     Stage stage = Stage::kDue;
-    // At the holder: the version at which the state came; the last record came with a step; the owner knows.
+    // At the holder: the version at which the state came; the last record came with a step; the owner was notified.
     std::int64_t since = 0;
-    bool prompt = false, told = false;
+    bool prompt = false, reported = false;
   };
   struct Box {
     BoxRoles roles;
@@ -186,11 +188,11 @@ class StepMachine {
     std::vector<RankId> parts_awaited;
     bool record_awaited = false;
     bool record = false;                     // the sum, at the owner; the record, at holders
-    bool wrong = false;                      // the copy or the record was
+    bool wrong = false;                      // the replica or the record was
     std::optional<std::int64_t> update_due;  // the version that an update which runs leads to
     // Across steps.
     bool parameters_awaited = false;
-    std::vector<Copy> copies;  // made since the roles were assigned, as owner or holder know
+    std::vector<Replica> replicas;  // made since the roles were assigned, as owner or holder know
   };
   struct Bucket {
     std::vector<BoxId> boxes;
@@ -208,9 +210,9 @@ class StepMachine {
   void expect_phase(Phase phase, const char* event) const;
   void expect_state_of(const Box& box) const;
   bool keeps(const Box& box) const;
-  static const Copy* copy_of(const Box& box, RankId holder);
-  static Copy* copy_of(Box& box, RankId holder);
-  static void begin_copy(Box& box, RankId holder);
+  static const Replica* replica_of(const Box& box, RankId holder);
+  static Replica* replica_of(Box& box, RankId holder);
+  static void begin_sync(Box& box, RankId holder);
   bool is_in(const Box& box, Stage stage) const;
   bool is_complete(const Box& box) const;
   bool vouches_for(const Box& box) const;
@@ -224,16 +226,16 @@ class StepMachine {
   void sum(Actions& actions, Box& box) const;
   void drop_state(Actions& actions, Box& box) const;
   void await_state(Actions& actions, Box& box) const;
-  void ask_anew(Actions& actions, Box& box, Copy& copy) const;
+  void ask_anew(Actions& actions, Box& box, Replica& replica) const;
   bool agrees(const Box& box, const StateTag& owners);
-  bool has_caught_up(const Box& box) const;
-  bool is_catching_up(const Box& box) const;
-  bool is_close(const Box& box, bool all) const;
+  bool is_in_sync(const Box& box) const;
+  bool is_syncing(const Box& box) const;
+  bool is_nearly_in_sync(const Box& box, bool all) const;
   bool all_came() const;
   bool lacks_records(const Box& box) const;
-  void vouch_if_caught_up(Box& box);
-  void tell_owners(Actions& actions);
-  void lose_copies(Actions& actions);
+  void vouch_if_in_sync(Box& box);
+  void report_to_owners(Actions& actions);
+  void lose_replicas(Actions& actions);
   void publish(Actions& actions, Box& box, std::span<const RankId> takers);
   void finish_updates(Actions& actions);
   void forget_step();

@@ -17,26 +17,28 @@ bool StepMachine::keeps(const Box& box) const { return box.roles.owner == rank_ 
 
 bool StepMachine::materializes(BoxId id, RankId rank) const {
   const Box& box = at(id);
-  return mode_ == CopyMode::kLog && contains(box.roles.holders, rank) && copy_of(box, rank) == nullptr;
+  return mode_ == CopyMode::kLog && contains(box.roles.holders, rank) && replica_of(box, rank) == nullptr;
 }
 
 bool StepMachine::state_must_come(BoxId id) const { return mode_ == CopyMode::kState && is_in(at(id), Stage::kDue); }
 
-bool StepMachine::is_behind(BoxId id) const { return is_in(at(id), Stage::kDue) || is_in(at(id), Stage::kBehind); }
+bool StepMachine::sync_under_way(BoxId id) const {
+  return is_in(at(id), Stage::kDue) || is_in(at(id), Stage::kSyncing);
+}
 
-std::vector<BoxId> StepMachine::catching_up() const {
+std::vector<BoxId> StepMachine::syncing() const {
   std::vector<BoxId> found;
   for (const Box& box : boxes_) {
-    if (is_catching_up(box)) found.push_back(id_of(box));
+    if (is_syncing(box)) found.push_back(id_of(box));
   }
   return found;
 }
 
-std::vector<BoxId> StepMachine::far_behind() const {
+std::vector<BoxId> StepMachine::lagging() const {
   const bool all = all_came();
   std::vector<BoxId> found;
   for (const Box& box : boxes_) {
-    if (is_catching_up(box) && !is_close(box, all)) found.push_back(id_of(box));
+    if (is_syncing(box) && !is_nearly_in_sync(box, all)) found.push_back(id_of(box));
   }
   return found;
 }
@@ -133,8 +135,8 @@ bool StepMachine::has_all(const Bucket& bucket) const {
 
 namespace {
 
-// Records of copies that were sent a state travel box by box, for each has caught up in its own time.
-bool shares_messages(Kind kind) { return kind != Kind::kSendLateRecord && kind != Kind::kSendPromptRecord; }
+// Records of syncing replicas travel box by box, for each is in sync at a time of its own.
+bool shares_messages(Kind kind) { return kind != Kind::kSendCatchUpRecord && kind != Kind::kSendPromptRecord; }
 
 }  // namespace
 
@@ -170,7 +172,7 @@ void StepMachine::drop_state(Actions& actions, Box& box) const {
   if (box.state || is_in(box, Stage::kDue)) act(actions, Kind::kDropState, box);
   box.state.reset();
   box.update_due.reset();
-  if (Copy* const copy = copy_of(box, rank_)) copy->stage = Stage::kLost;
+  if (Replica* const replica = replica_of(box, rank_)) replica->stage = Stage::kLost;
 }
 
 }  // namespace elaswave::commit

@@ -38,7 +38,7 @@ struct StateTag {
   bool operator==(const StateTag&) const = default;
 };
 
-// How holders keep up: by the owner's records, or by its whole state after every update (to compare with).
+// What keeps replicas in sync: the owner's records, or its whole state after every update (to compare with).
 enum class CopyMode { kLog, kState };
 
 // Who does what with a box: a piece of a bucket's parameters with the optimizer's state of it.
@@ -79,28 +79,28 @@ struct Holding {
 // is made of: parts, sums, records and parameters are those of `count` boxes. Both ends count alike.
 struct Action {
   enum class Kind {
-    kSendPart,          // to the owner `peer`: this rank's gradient of the box
-    kExpectPart,        // from the reader `peer` -> part_arrived
-    kSum,               // the parts are all here: add them in the order of the readers; the sum is the record
-    kSendRecord,        // to the holder `peer`: the record, with the tag of the state here
-    kExpectRecord,      // from the owner `peer` -> record_arrived
-    kSendLateRecord,    // the same in bulk, by itself: the holder is behind, and no vote waits for it
-    kSendPromptRecord,  // the same by itself, but with the messages of the step, and it says so
-    kExpectLateRecord,  // from the owner `peer`: the next of either -> late_record_arrived, or record_arrived if
-                        // awaited
-    kSendVote,          // to the member `peer`
-    kExpectVote,        // from the member `peer` -> vote_arrived
-    kLeaveStep,         // the copy of the box was wrong or its record damaged, and no vote was cast: leave()
-    kCommit,            // the votes suffice: add them up -> commit()
-    kUpdate,            // apply the record of `version` to the state -> updated, update_failed
-    kWriteParameters,   // the state is new: write the box's parameters into the working copy here, if there is one
-    kSendParameters,    // to the reader `peer`, from the state
-    kExpectParameters,  // from the owner `peer` -> parameters_arrived
-    kSendState,         // to the holder `peer`: the state when its turn comes, with its tag -> state_leaves
-    kExpectState,       // from the owner `peer` -> state_arrived
-    kTellClose,         // to the owner `peer`: the copy has all but caught up -> copy_is_close there
-    kAskState,          // to the owner `peer`: the copy is of no use, another state is wanted -> state_asked there
-    kDropState,         // the state here is of no use any more
+    kSendPart,             // to the owner `peer`: this rank's gradient of the box
+    kExpectPart,           // from the reader `peer` -> part_arrived
+    kSum,                  // the parts are all here: add them in the order of the readers; the sum is the record
+    kSendRecord,           // to the holder `peer`: the record, with the tag of the state here
+    kExpectRecord,         // from the owner `peer` -> record_arrived
+    kSendCatchUpRecord,    // the same in bulk, by itself: the replica is syncing, and no vote waits for it
+    kSendPromptRecord,     // the same by itself, but with the messages of the step, and it says so
+    kExpectCatchUpRecord,  // from the owner `peer`: the next of either -> catch_up_record_arrived, or record_arrived if
+                           // awaited
+    kSendVote,             // to the member `peer`
+    kExpectVote,           // from the member `peer` -> vote_arrived
+    kLeaveStep,            // the replica was wrong or its record damaged, and no vote was cast: leave()
+    kCommit,               // the votes suffice: add them up -> commit()
+    kUpdate,               // apply the record of `version` to the state -> updated, update_failed
+    kWriteParameters,      // the state is new: write the box's parameters into the working copy here, if there is one
+    kSendParameters,       // to the reader `peer`, from the state
+    kExpectParameters,     // from the owner `peer` -> parameters_arrived
+    kSendState,            // to the holder `peer`: the state when its turn comes, with its tag -> state_leaves
+    kExpectState,          // from the owner `peer` -> state_arrived
+    kReportNearlyInSync,   // to the owner `peer` -> replica_nearly_in_sync there
+    kAskState,             // to the owner `peer`: the replica is of no use, another state is wanted -> state_asked
+    kDropState,            // the state here is of no use any more
   };
   Kind kind;
   std::optional<BoxId> box;  // of all but votes and kCommit

@@ -79,14 +79,14 @@ class Cluster {
   void send_states(RankId self) {
     for (const Action& due : std::exchange(states_due_[self], {})) {
       if (!at(self).state(*due.box)) continue;
-      const Actions behind = at(self).state_leaves(*due.box, *due.peer);
+      const Actions catch_up = at(self).state_leaves(*due.box, *due.peer);
       send(self, due);
-      perform(self, behind);
+      perform(self, catch_up);
     }
   }
 
-  // Both ends of a copy, between steps.
-  void copy(BoxId box, RankId owner, RankId holder) {
+  // Both ends of a new replica, between steps.
+  void replicate(BoxId box, RankId owner, RankId holder) {
     perform(owner, at(owner).send_state(box, holder));
     send_states(owner);
     perform(holder, at(holder).expect_state(box));
@@ -149,7 +149,7 @@ class Cluster {
     bool prompt = false;
   };
 
-  static bool is_bulk(const Way& way) { return way.kind == Kind::kSendState || way.kind == Kind::kSendLateRecord; }
+  static bool is_bulk(const Way& way) { return way.kind == Kind::kSendState || way.kind == Kind::kSendCatchUpRecord; }
 
   std::vector<Way> ways() {
     std::vector<Way> ready;
@@ -168,7 +168,7 @@ class Cluster {
     if (way.kind == Kind::kSendState) return version <= machine.version();
     if (machine.record_awaited(*way.box)) return true;
     const bool state_first = !sent_[{Kind::kSendState, way.from, way.to, way.box, way.count}].empty();
-    return machine.is_behind(*way.box) && !state_first && version < machine.version();
+    return machine.sync_under_way(*way.box) && !state_first && version < machine.version();
   }
 
   std::int64_t buckets() const {
@@ -184,10 +184,10 @@ class Cluster {
       case Kind::kSendRecord:
       case Kind::kSendVote:
       case Kind::kSendParameters:
-      case Kind::kSendLateRecord:
+      case Kind::kSendCatchUpRecord:
         return send(self, action);
       case Kind::kSendPromptRecord:  // one way: it does not overtake
-        return send(self, {Kind::kSendLateRecord, action.box, action.peer, {}}, true);
+        return send(self, {Kind::kSendCatchUpRecord, action.box, action.peer, {}}, true);
       case Kind::kSendState:
         return states_due_[self].push_back(action);
       case Kind::kExpectPart:
@@ -200,10 +200,10 @@ class Cluster {
         return expect(Kind::kSendParameters, self, action);
       case Kind::kExpectState:
         return expect(Kind::kSendState, self, action);
-      case Kind::kExpectLateRecord:
-        return expect(Kind::kSendLateRecord, self, action);
-      case Kind::kTellClose:
-        return at(*action.peer).copy_is_close(*action.box, self);
+      case Kind::kExpectCatchUpRecord:
+        return expect(Kind::kSendCatchUpRecord, self, action);
+      case Kind::kReportNearlyInSync:
+        return at(*action.peer).replica_nearly_in_sync(*action.box, self);
       case Kind::kAskState:
         return perform(*action.peer, at(*action.peer).state_asked(*action.box, self));
       case Kind::kCommit:
@@ -246,10 +246,10 @@ class Cluster {
       case Kind::kSendParameters:
         for (const BoxId box : BoxRange(*way.box, way.count).ids()) perform(way.to, machine.parameters_arrived(box));
         return;
-      case Kind::kSendLateRecord:
+      case Kind::kSendCatchUpRecord:
         return perform(way.to, machine.record_awaited(*way.box)
                                    ? machine.record_arrived(*way.box, tags.front(), true)
-                                   : machine.late_record_arrived(*way.box, tags.front(), true, prompt));
+                                   : machine.catch_up_record_arrived(*way.box, tags.front(), true, prompt));
       default:
         return perform(way.to, machine.state_arrived(*way.box, tags.front(), true));
     }

@@ -42,7 +42,7 @@ TEST(owners_and_holders_stay_equal) {
       const bool used = (cluster.at(each).guards().*guard).consulted() > 0;
       const std::string rule = name;
       const bool rest = rule == "older_frames_are_dropped" || rule == "failed_update_drops_state" ||
-                        rule == "copy_has_caught_up" || each != rank(1);
+                        rule == "replica_in_sync" || each != rank(1);
       CHECK(used || rest);
     }
   }
@@ -73,8 +73,8 @@ TEST(neighbours_with_equal_roles_share_messages) {
   std::sort(records.begin(), records.end());  // they come in the order in which the parts have
   CHECK((records == std::vector<Message>{{0, 1, 0, 2}, {0, 2, 2, 2}, {0, 2, 4, 1}, {0, 2, 5, 2}}));
   CHECK((messages(cluster, Kind::kSendParameters) == std::vector<Message>{{0, 2, 0, 2}, {0, 1, 2, 2}}));
-  // A copy that is on its way makes no parameters: what its holder is sent is a message of its own.
-  cluster.copy(box(1), rank(0), rank(1));
+  // A syncing replica makes no parameters: what its holder is sent is a message of its own.
+  cluster.replicate(box(1), rank(0), rank(1));
   cluster.done.clear();
   cluster.step();
   CHECK((messages(cluster, Kind::kSendParameters) == std::vector<Message>{{0, 2, 0, 2}, {0, 1, 1, 1}, {0, 1, 2, 2}}));
@@ -194,14 +194,14 @@ TEST(an_update_that_fails_takes_the_state_with_it_and_no_other) {
   cluster.leave(rank(0));
   cluster.at(rank(0)).end_step();
   CHECK(!cluster.at(rank(0)).state(box(0)));
-  CHECK(cluster.at(rank(0)).catching_up() == std::vector{box(0)});
+  CHECK(cluster.at(rank(0)).syncing() == std::vector{box(0)});
   CHECK_EQUAL(cluster.at(rank(0)).state(box(1))->version, 1);
   CHECK(cluster.at(rank(0)).stale(bucket(0)));
   cluster.after_commit(rank(1));
   CHECK_EQUAL(cluster.at(rank(1)).state(box(0))->version, 1);
 }
 
-TEST(a_copy_that_differs_is_dropped_and_ends_the_step) {
+TEST(a_replica_that_differs_is_dropped_and_ends_the_step) {
   Cluster cluster(pair_roles());
   cluster.step();
   cluster.at(rank(1)).load(box(0), {99, 99});
@@ -223,7 +223,7 @@ TEST(a_copy_that_differs_is_dropped_and_ends_the_step) {
   CHECK(cluster.at(rank(0)).stale_buckets() == std::vector{bucket(0)} && cluster.at(rank(0)).version() == 4);
 }
 
-TEST(a_damaged_record_ends_the_step_and_spares_the_copy) {
+TEST(a_damaged_record_ends_the_step_and_spares_the_replica) {
   Cluster cluster(pair_roles());
   cluster.perform(rank(1), cluster.at(rank(1)).begin_step());
   cluster.at(rank(1)).record_arrived(box(0), {0, {0, 0}}, false);
@@ -267,7 +267,7 @@ TEST(who_reads_a_bucket_for_the_first_time_has_stale_parameters) {
   CHECK(cluster.at(rank(1)).parameters_ready(bucket(0)));
 }
 
-TEST(who_has_copies_of_a_bucket_makes_the_parameters_that_it_reads_for_the_first_time) {
+TEST(a_rank_with_replicas_of_a_bucket_makes_the_parameters_that_it_reads_for_the_first_time) {
   std::vector<BoxRoles> roles = {{bucket(0), rank(0), ranks({1}), ranks({0})}, {bucket(0), rank(0), {}, ranks({0})}};
   for (const bool all : {true, false}) {
     roles[1].holders = all ? ranks({1}) : ranks({});
@@ -311,10 +311,10 @@ TEST(without_the_rule_of_votes_a_holder_votes_without_its_record) {
   CHECK(has(cluster.at(rank(1)).cast_vote(), Kind::kSendVote));
 }
 
-TEST(without_comparing_a_wrong_copy_is_voted_for) {
+TEST(without_comparing_a_wrong_replica_is_voted_for) {
   for (const bool compares : {true, false}) {
     Guards guards;
-    (compares ? guards.wrong_copy_ends_step : guards.digests_are_compared).take_away();
+    (compares ? guards.wrong_replica_ends_step : guards.digests_are_compared).take_away();
     Cluster cluster(pair_roles(), 2, CopyMode::kLog, guards);
     cluster.at(rank(1)).load(box(0), {99, 99});
     for (const RankId each : cluster.members()) cluster.compute(each);

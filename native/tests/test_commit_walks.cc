@@ -104,13 +104,13 @@ class Walk {
         cluster_.perform(each, cluster_.at(each).refresh(bucket(number), takers));
       }
     }
-    // Copies that were on their way, and one more, are made anew behind the steps.
+    // Replicas that were syncing, and one more, are synced anew beside the steps.
     const auto one = static_cast<std::int64_t>(random_() % 4);
     for (std::int64_t i = 0; i < 4; ++i) {
-      const BoxRoles copy = cluster_.at(rank(0)).roles(box(i));
-      const RankId holder = copy.holders[0];
+      const BoxRoles replica = cluster_.at(rank(0)).roles(box(i));
+      const RankId holder = replica.holders[0];
       if (i != one && cluster_.at(holder).state(box(i))) continue;
-      cluster_.copy(box(i), copy.owner, holder);
+      cluster_.replicate(box(i), replica.owner, holder);
     }
   }
 
@@ -118,7 +118,7 @@ class Walk {
     for (const auto& [self, action] : std::exchange(cluster_.done, {})) {
       const std::int64_t version = cluster_.at(self).version();
       if (action.kind == Kind::kUpdate) CHECK(*action.version <= version);
-      if (action.kind == Kind::kTellClose) ++states_taken;
+      if (action.kind == Kind::kReportNearlyInSync) ++states_taken;
       if (action.kind == Kind::kSendParameters) CHECK(cluster_.at(self).owns(*action.box));
       if (action.kind == Kind::kCommit && !cluster_.at(self).pending() && version > committed_) {
         for (const RankId each : cluster_.members()) CHECK(voted_.empty() || voted_.contains({version, each}));
@@ -146,7 +146,7 @@ class Walk {
 
 }  // namespace
 
-TEST(in_any_order_nothing_is_committed_without_all_votes_and_copies_stay_equal) {
+TEST(in_any_order_nothing_is_committed_without_all_votes_and_replicas_stay_equal) {
   int states_taken = 0;
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     try {

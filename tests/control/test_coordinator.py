@@ -53,7 +53,7 @@ from elaswave_fx.control.protocol.types import (
     Activation,
     Ballot,
     Certificate,
-    Copy,
+    Replica,
     Report,
     Stamp,
     Term,
@@ -107,10 +107,10 @@ class Driver:
 
     def prepared(self, rank: int, ballot: Ballot | None = None, **changes: object) -> None:
         boxes = self.register.activation.assignment.boxes
-        copies = {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
+        replicas = {box_id: Replica(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
         # It comes to a planned stop, with votes that do not matter here.
         committed = SEED if self.state.stop_after is None else Stamp(self.state.stop_after, self.register.epoch)
-        report = Report(Rank(rank), self.register.epoch, committed, copies, {}, (), (), frozenset())
+        report = Report(Rank(rank), self.register.epoch, committed, replicas, {}, (), (), frozenset())
         self.feed(Prepared(ballot or self.state.ballot, replace(report, **changes)))  # type: ignore[arg-type]
 
     def sent(self, kind: type) -> list[Send]:
@@ -273,7 +273,7 @@ def test_an_attempt_that_leads_nowhere_is_made_anew() -> None:
     second = job.state.ballot
     for rank in range(WORLD):
         job.prepared(rank, broken=apart[rank])
-    assert job.register.epoch == 0, "whatever rank goes, copies go with it"
+    assert job.register.epoch == 0, "whatever rank goes, replicas go with it"
     job.later(1.1 * TIMEOUTS.resend_s)
     assert job.state.ballot > second and job.asked() == {0, 1, 2, 3} and not job.state.reports
     for rank in range(WORLD):
@@ -565,7 +565,7 @@ def test_a_planned_stop_is_announced_as_far_ahead_as_needed() -> None:
 
 
 def all_but_leavers(register: Register, leaving: Mapping[Rank, Leave], complete: bool) -> Following | None:
-    """Everybody can be spared when all copies are there."""
+    """Everybody can be spared when all replicas are there."""
     staying = tuple(rank for rank in register.members if rank not in leaving)
     return Following(staying, "") if leaving and complete else None
 
@@ -581,7 +581,9 @@ def leaving_job(rank: int) -> Driver:
 
 
 @pytest.mark.parametrize("leave", [Leave.NO, Leave.WHEN_SPARED])
-def test_a_stop_is_announced_when_copies_are_close_but_they_are_there_when_somebody_leaves(leave: Leave) -> None:
+def test_a_stop_is_announced_when_replicas_are_nearly_in_sync_but_they_are_there_when_somebody_leaves(
+    leave: Leave,
+) -> None:
     job, everybody = Driver(), tuple(map(Rank, range(WORLD)))
 
     def when_there(register: Register, leaving: Mapping[Rank, Leave], there: bool) -> Following | None:
@@ -623,7 +625,7 @@ def test_a_loss_before_the_stop_keeps_who_was_to_leave() -> None:
     job.feed(Exited(Rank(0)))
     for rank in (1, 3):
         job.prepared(rank)
-    assert job.register.members == (1, 2, 3), "its copies may be needed now"
+    assert job.register.members == (1, 2, 3), "its replicas may be needed now"
     (agreed,) = [act for act in job.did if isinstance(act, events.Agreed)]
     assert (agreed.left, agreed.lost) == ((), (0,))
 
@@ -759,7 +761,7 @@ def _told(job: Driver, rank: int) -> list[bool]:
 def test_who_was_left_out_hears_so_when_something_was_committed_without_it() -> None:
     job = _without_rank_3()
     job.heartbeat(3, epoch=Epoch(0))
-    assert _told(job, 3)[-1], "its copies may still be wanted"
+    assert _told(job, 3)[-1], "its replicas may still be wanted"
     job.heartbeat(0, version=Version(1), lines=(_commit(0, 1, 2),))
     job.later(TIMEOUTS.ack_s)
     job.heartbeat(3, epoch=Epoch(0))
@@ -769,18 +771,18 @@ def test_who_was_left_out_hears_so_when_something_was_committed_without_it() -> 
     assert isinstance(seen.message, StoreSeen) and not seen.message.needed
 
 
-def test_a_rank_that_was_left_out_comes_back_with_the_copies_that_others_wait_for() -> None:
-    """Box 3 had copies at rank 3, and at the one that is lost now."""
+def test_a_rank_that_was_left_out_comes_back_with_the_replicas_that_others_wait_for() -> None:
+    """Box 3 had replicas at rank 3, and at the one that is lost now."""
     job = _without_rank_3()
     holders = {box.owner for box in job.register.activation.assignment.boxes if Rank(3) not in box.replica_ranks}
     boxes = job.register.activation.assignment.boxes
     lost = boxes[3].owner
-    assert lost in holders or boxes[3].catching_up, "it was promoted, and another copy is on its way"
+    assert lost in holders or boxes[3].catching_up, "it was promoted, and another replica is on its way"
     left = tuple(rank for rank in job.register.members if rank != lost)
     job.beats(*left)
     job.feed(Exited(lost))
     for rank in left:
-        has = {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.local_materializers}
+        has = {box_id: Replica(SEED, 1) for box_id, box in numbered(boxes) if rank in box.local_materializers}
         job.prepared(rank, copies=has)
     (waiting,) = [act for act in job.did if isinstance(act, events.Waiting)]
     assert waiting.ranks == (3,) and job.register.epoch == 1
@@ -789,7 +791,7 @@ def test_a_rank_that_was_left_out_comes_back_with_the_copies_that_others_wait_fo
     assert job.state.targets == (*left, 3) and not job.asked()
     job.later(1.1 * TIMEOUTS.spread_s)
     assert job.asked() == {3}
-    old = {box_id: Copy(SEED, 1) for box_id, _ in numbered(boxes)}
+    old = {box_id: Replica(SEED, 1) for box_id, _ in numbered(boxes)}
     apart = frozenset({Rank(0), Rank(1), Rank(2)})
     job.prepared(3, epoch=Epoch(0), copies=old, broken=apart)
     assert job.register.epoch == 2 and job.register.members == (*left, 3), "links with it are opened anew"
@@ -834,7 +836,7 @@ def test_the_last_rank_may_be_one_that_was_left_out() -> None:
     job.later(0.01)
     job.later(1.1 * TIMEOUTS.spread_s)
     assert job.asked() == {3}
-    everything = {box_id: Copy(SEED, 1) for box_id, _ in numbered(job.register.activation.assignment.boxes)}
+    everything = {box_id: Replica(SEED, 1) for box_id, _ in numbered(job.register.activation.assignment.boxes)}
     job.prepared(3, epoch=Epoch(0), copies=everything)
     assert job.register.epoch == 2 and job.register.members == (3,)
 

@@ -19,8 +19,8 @@ from elaswave_fx.control.protocol.types import (
     Activation,
     BoxId,
     Certificate,
-    Copy,
     Record,
+    Replica,
     Report,
     Stamp,
     Term,
@@ -54,10 +54,10 @@ def reports(*ranks: int, votes: tuple[int, ...] = ()) -> dict[Rank, Report]:
     found = {}
     for rank in map(Rank, ranks):
         kept = [box_id for box_id, box in numbered(boxes) if rank in box.replica_ranks]
-        copies = {box: Copy(BASE, 1) for box in kept}
+        replicas = {box: Replica(BASE, 1) for box in kept}
         records = {box: (Record(IN_FLIGHT, (), 1),) for box in kept}
         cast = tuple(vote(v) for v in votes)
-        found[rank] = Report(rank, Epoch(3), BASE, copies, records, cast, (), NOBODY)
+        found[rank] = Report(rank, Epoch(3), BASE, replicas, records, cast, (), NOBODY)
     return found
 
 
@@ -65,21 +65,23 @@ def replica_ranks(box: int) -> set[int]:
     return set(register().activation.assignment.boxes[box].replica_ranks)
 
 
-def test_copies_agree_where_all_stand_at_the_version_with_one_digest() -> None:
+def test_replicas_agree_where_all_stand_at_the_version_with_one_digest() -> None:
     def agrees(known: dict[Rank, Report]) -> bool:
         verdict = decide(register(), known, NOBODY, NOBODY, replan)
         assert isinstance(verdict, Proceed)
         return verdict.activation.copies_agree
 
-    def with_copies(rank: int, copies: dict[BoxId, Copy]) -> dict[Rank, Report]:
-        return known | {Rank(rank): replace(known[Rank(rank)], copies=copies)}
+    def with_replicas(rank: int, replicas: dict[BoxId, Replica]) -> dict[Rank, Report]:
+        return known | {Rank(rank): replace(known[Rank(rank)], copies=replicas)}
 
     known = reports(0, 1, 2, 3)
-    copies = known[Rank(2)].copies
-    first = next(iter(copies))
+    replicas = known[Rank(2)].copies
+    first = next(iter(replicas))
     assert agrees(known)
-    assert not agrees(with_copies(2, {**copies, first: Copy(BASE, 2)})), "another digest"
-    assert not agrees(with_copies(2, {box: copy for box, copy in copies.items() if box != first})), "a copy is gone"
+    assert not agrees(with_replicas(2, {**replicas, first: Replica(BASE, 2)})), "another digest"
+    assert not agrees(with_replicas(2, {box: replica for box, replica in replicas.items() if box != first})), (
+        "a replica is gone"
+    )
     assert not agrees(reports(0, 1, 2, 3, votes=(0, 1, 2, 3))), "the step is finished first"
 
 
@@ -112,7 +114,7 @@ def test_votes_of_an_older_epoch_prove_nothing() -> None:
     assert isinstance(verdict, Proceed) and verdict.activation.resume == BASE
 
 
-def test_owners_are_made_of_ranks_with_a_copy() -> None:
+def test_owners_are_made_of_ranks_with_a_replica() -> None:
     verdict = decide(register(), reports(0, 1, 2), frozenset({Rank(3)}), NOBODY, replan)
     assert isinstance(verdict, Proceed)
     for box_id, box in numbered(verdict.activation.assignment.boxes):
@@ -131,7 +133,7 @@ def test_who_is_going_counts_with_what_it_knows_and_not_with_what_it_has() -> No
     assert [absent.rank for absent in verdict.absent] == [1], "until it says that it is gone"
 
 
-def test_who_is_going_and_has_the_last_copy_stays() -> None:
+def test_who_is_going_and_has_the_last_replica_stays() -> None:
     known = without_box(0) | reports(min(replica_ranks(0)))
     verdict = decide(register(), known, NOBODY, frozenset({Rank(min(replica_ranks(0)))}), replan)
     assert isinstance(verdict, Proceed) and not verdict.activation.rollback
@@ -142,7 +144,7 @@ def without_box(box: int) -> dict[Rank, Report]:
     return reports(*(r for r in range(4) if r not in replica_ranks(box)))
 
 
-def test_the_last_copies_are_waited_for_while_their_holders_may_live() -> None:
+def test_the_last_replicas_are_waited_for_while_their_holders_may_live() -> None:
     verdict = decide(register(), without_box(0), NOBODY, NOBODY, replan)
     assert isinstance(verdict, Blocked)
     assert BoxId(0) in verdict.boxes and set(verdict.blockers) == replica_ranks(0)
@@ -158,7 +160,7 @@ def test_a_box_that_is_gone_rolls_back_to_the_checkpoint() -> None:
 def test_without_a_checkpoint_nobody_begins_again_unless_it_is_allowed() -> None:
     gone = frozenset(map(Rank, replica_ranks(0)))
     bare = replace(register(), checkpoint=SEED)
-    with pytest.raises(PlanError, match=r"all copies of \d+ of \d+ boxes are lost with ranks .*no checkpoint"):
+    with pytest.raises(PlanError, match=r"all replicas of \d+ of \d+ boxes are lost with ranks .*no checkpoint"):
         decide(bare, without_box(0), gone, NOBODY, replan)
     assert isinstance(decide(bare, without_box(0), NOBODY, NOBODY, replan), Blocked), "a holder may be alive"
     verdict = decide(bare, without_box(0), gone, NOBODY, replan, allow_rollback=True)
@@ -172,7 +174,7 @@ def test_the_user_may_allow_a_rollback_past_ranks_that_may_live() -> None:
 
 def test_without_any_member_of_the_epoch_nobody_goes_on_unless_all_are_gone() -> None:
     joiner = Rank(9)
-    boxes = {box_id: Copy(BASE, 1) for box_id, _ in numbered(register().activation.assignment.boxes)}
+    boxes = {box_id: Replica(BASE, 1) for box_id, _ in numbered(register().activation.assignment.boxes)}
     known = {joiner: Report(joiner, Epoch(2), BASE, boxes, {}, (), (), NOBODY)}
     assert isinstance(decide(register(), known, frozenset({Rank(0)}), NOBODY, replan), Blocked)
     verdict = decide(register(), known, frozenset(map(Rank, range(4))), NOBODY, replan)
@@ -180,7 +182,7 @@ def test_without_any_member_of_the_epoch_nobody_goes_on_unless_all_are_gone() ->
     assert verdict.activation.resume == BASE and verdict.how is Resumption.LEDGER
 
 
-def test_a_rank_left_out_is_remembered_while_its_copies_are_current() -> None:
+def test_a_rank_left_out_is_remembered_while_its_replicas_are_current() -> None:
     verdict = decide(register(), reports(0, 1, 2), NOBODY, NOBODY, replan)
     assert isinstance(verdict, Proceed)
     (absent,) = verdict.absent

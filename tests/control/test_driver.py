@@ -8,7 +8,17 @@ from elaswave_fx.control.protocol.coordinator import Act
 from elaswave_fx.control.protocol.events import Over
 from elaswave_fx.control.protocol.messages import Activate, Connected, Exited, Heartbeat, Prepare, Prepared, Send, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
-from elaswave_fx.control.protocol.types import NO_BALLOT, SEED, STOPPED, Activation, Copy, Report, Stamp, Term, Version
+from elaswave_fx.control.protocol.types import (
+    NO_BALLOT,
+    SEED,
+    STOPPED,
+    Activation,
+    Replica,
+    Report,
+    Stamp,
+    Term,
+    Version,
+)
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tests.control.member_infos import info_of
@@ -53,15 +63,15 @@ class Job:
         """To stop, so far."""
         return [act.message for act in self.did if isinstance(act, Send) and isinstance(act.message, Prepare)]
 
-    def copies_of(self, rank: Rank) -> dict[BoxId, Copy]:
+    def replicas_of(self, rank: Rank) -> dict[BoxId, Replica]:
         """As they are before the first step."""
         boxes = self.register.activation.assignment.boxes
-        return {box_id: Copy(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
+        return {box_id: Replica(SEED, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
 
     def lose(self, lost: int, now_s: float) -> None:
         self.feed(Exited(Rank(lost)), now_s)
         for rank in set(range(WORLD)) - {lost}:
-            report = Report(Rank(rank), Epoch(0), SEED, self.copies_of(Rank(rank)), {}, (), (), frozenset())
+            report = Report(Rank(rank), Epoch(0), SEED, self.replicas_of(Rank(rank)), {}, (), (), frozenset())
             self.feed(Prepared(NO_BALLOT, report), now_s)
 
 
@@ -102,7 +112,7 @@ def test_it_looks_at_the_clock_more_often_while_there_is_something_to_do() -> No
     assert job.driver.pause_s == TICK_S
 
 
-def test_it_plans_ahead_again_when_copies_have_come() -> None:
+def test_it_plans_ahead_again_when_replicas_have_come() -> None:
     job = Job()
     job.beats(0.1)
     job.lose(3, 0.2)
@@ -118,7 +128,7 @@ def test_it_plans_ahead_again_when_copies_have_come() -> None:
     asked = [think(complete=False) for _ in range(WORLD)]
     assert asked == [*(WORLD - 1) * [TICK_S], IDLE_S], "all losses are planned for"
     assert think(complete=False) == IDLE_S
-    assert think(complete=True) == TICK_S, "a loss may be answered with more copies"
+    assert think(complete=True) == TICK_S, "a loss may be answered with more replicas"
 
 
 def test_a_planned_stop_says_what_it_is_for() -> None:
@@ -132,9 +142,9 @@ def test_a_planned_stop_says_what_it_is_for() -> None:
     assert len(asked) == WORLD + 1 and len({id(message) for message in asked}) == 1, "it is encoded once"
     assert asked[0].stop_after is not None
     for rank in range(WORLD):
-        copies = job.copies_of(Rank(rank))
+        replicas = job.replicas_of(Rank(rank))
         there = Stamp(asked[0].stop_after, Epoch(0))
-        report = Report(Rank(rank), Epoch(0), there, copies, {}, (), (), frozenset())
+        report = Report(Rank(rank), Epoch(0), there, replicas, {}, (), (), frozenset())
         job.feed(Prepared(asked[0].ballot, report), 0.4)
     job.feed(Prepared(asked[0].ballot, Report(Rank(4), Epoch(-1), SEED, {}, {}, (), (), frozenset())), 0.4)
     assert job.register.members == tuple(range(WORLD + 1))

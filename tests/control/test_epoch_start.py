@@ -7,14 +7,23 @@ from dataclasses import replace
 import pytest
 
 from elaswave_fx.control.protocol.epoch_start import (
-    copies_due,
     holdings,
     is_elsewhere,
     promoted,
+    replica_transfers,
     resolve,
     unchecked_buckets,
 )
-from elaswave_fx.control.protocol.types import Activation, Assignment, Certificate, Copy, Record, Stamp, Version, Vote
+from elaswave_fx.control.protocol.types import (
+    Activation,
+    Assignment,
+    Certificate,
+    Record,
+    Replica,
+    Stamp,
+    Version,
+    Vote,
+)
 from elaswave_fx.plan.work.box import Box, BoxId
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
@@ -76,7 +85,7 @@ def test_a_rank_that_has_missed_how_others_went_back_has_nothing(committed: Stam
 def test_a_rank_reports_records_and_votes_of_a_step_that_it_has_voted_for() -> None:
     vote = Vote(stamp(8), OTHER, ())
     held = holdings(stamp(7), Epoch(3), {BoxId(0): 5, BoxId(1): 6}, [BoxId(1), BoxId(2)], [vote])
-    assert held.copies == {0: Copy(stamp(7), 5), 1: Copy(stamp(7), 6)} and held.complete == {0, 1}
+    assert held.replicas == {0: Replica(stamp(7), 5), 1: Replica(stamp(7), 6)} and held.complete == {0, 1}
     assert held.records == {1: (Record(stamp(8), (), 6),)} and held.votes == (vote,)
     assert holdings(stamp(7), Epoch(3), {BoxId(0): 5}, [BoxId(0)], None).records == {}
 
@@ -93,7 +102,7 @@ def test_a_rank_reports_records_and_votes_of_a_step_that_it_has_voted_for() -> N
     ],
     ids=["stays", "promoted", "dropped", "to be sent again", "was the owner", "never made"],
 )
-def test_parts_made_from_copies_that_are_kept_no_more(
+def test_parts_made_from_replicas_that_are_kept_no_more(
     before: tuple[Rank, tuple[Rank, ...], tuple[Rank, ...]],
     after: tuple[Rank, tuple[Rank, ...], tuple[Rank, ...]],
     found: bool,
@@ -101,20 +110,20 @@ def test_parts_made_from_copies_that_are_kept_no_more(
     old, new = (
         (Box(3, Span(0, 4), *roles, readers=(ME, OTHER)), Box(4, Span(0, 4), THIRD)) for roles in (before, after)
     )
-    assert unchecked_buckets(ME, old, new, copies_agree=False, damaged=()) == ({3} if found else set())
-    assert unchecked_buckets(ME, old, new, copies_agree=True, damaged=()) == set()
+    assert unchecked_buckets(ME, old, new, replicas_agree=False, damaged=()) == ({3} if found else set())
+    assert unchecked_buckets(ME, old, new, replicas_agree=True, damaged=()) == set()
     for agree in (True, False):
-        assert unchecked_buckets(ME, old, new, agree, damaged=[BoxId(1)]) >= {4}, "nothing is made of that copy"
+        assert unchecked_buckets(ME, old, new, agree, damaged=[BoxId(1)]) >= {4}, "nothing is made of that replica"
 
 
-def test_boxes_that_a_rank_comes_to_own_are_looked_at_and_new_copies_go_on_their_way() -> None:
+def test_boxes_that_a_rank_comes_to_own_are_looked_at_and_new_replicas_go_on_their_way() -> None:
     before = (Box(0, Span(0, 4), OTHER, (ME,)), Box(0, Span(4, 8), ME, (OTHER,)), Box(0, Span(8, 12), THIRD, (OTHER,)))
     after = (Box(0, Span(0, 4), ME, (OTHER,), (OTHER,)), before[1], Box(0, Span(8, 12), OTHER, (ME,), (ME,)))
     assert promoted(ME, before, after) == [0] and promoted(OTHER, before, after) == [2]
-    assert copies_due(after) == [(0, ME, OTHER), (2, OTHER, ME)]
+    assert replica_transfers(after) == [(0, ME, OTHER), (2, OTHER, ME)]
 
 
-def test_a_copy_is_read_once_more_before_it_is_owned_or_computed_with() -> None:
+def test_a_replica_is_read_once_more_before_it_is_owned_or_computed_with() -> None:
     def found(before: Box, after: Box) -> list[BoxId]:
         return promoted(ME, [before], [after])
 

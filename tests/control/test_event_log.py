@@ -9,7 +9,7 @@ from elaswave_fx.control.protocol.coordinator import Event, end, step
 from elaswave_fx.control.protocol.events import EVENT_TYPES, Over, Superseded
 from elaswave_fx.control.protocol.messages import Connected, Exited, Heartbeat, Prepared, Tick
 from elaswave_fx.control.protocol.register import Read, Register, StoreReply, Swap, swap
-from elaswave_fx.control.protocol.types import STOPPED, Copy, Report, Term, Version
+from elaswave_fx.control.protocol.types import STOPPED, Replica, Report, Term, Version
 from elaswave_fx.observe import job_events
 from elaswave_fx.observe.run_event import fields_of
 from elaswave_fx.plan.work.box import numbered
@@ -79,7 +79,7 @@ def test_a_planned_stop_is_no_loss() -> None:
 
 
 def test_who_is_waited_for_is_said_once() -> None:
-    """Two ranks fall silent after a step; what they alone have a copy of is not taken from anywhere older."""
+    """Two ranks fall silent after a step; what they alone have a replica of is not taken from anywhere older."""
     job = Recorded()
     job.beats(*range(WORLD))
     job.heartbeat(0, lines=(line(1),))
@@ -93,8 +93,8 @@ def test_who_is_waited_for_is_said_once() -> None:
             job.heartbeat(rank, version=Version(1), phase=f"at {tick}")
         job.feed(Tick())
         for rank in others:
-            copies = {box_id: Copy(first, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
-            report = Report(Rank(rank), job.register.epoch, first, copies, {}, (), (), frozenset())
+            replicas = {box_id: Replica(first, 1) for box_id, box in numbered(boxes) if rank in box.replica_ranks}
+            report = Report(Rank(rank), job.register.epoch, first, replicas, {}, (), (), frozenset())
             job.feed(Prepared(job.state.ballot, report))
     (waiting,) = [fields for kind, _, fields in job.lines if kind == "waiting"]
     assert waiting["cause"] == f"boxes [0, 2] wait for ranks {sorted(silent)}" and job.register.epoch == 0

@@ -1,4 +1,4 @@
-"""Last copies that cannot be reached are waited for as long as the user has patience, and no longer."""
+"""Last replicas that cannot be reached are waited for as long as the user has patience, and no longer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from elaswave_fx.control.protocol import events
 from elaswave_fx.control.protocol.messages import Exited, Saved
-from elaswave_fx.control.protocol.types import Copy, Stamp, Version
+from elaswave_fx.control.protocol.types import Replica, Stamp, Version
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 
 
 def waiting_for_rank_3() -> Driver:
-    """It was left out with the only copy of something, and nobody knows whether it lives."""
+    """It was left out with the only replica of something, and nobody knows whether it lives."""
     job = Driver()
     job.state = replace(job.state, patience_s=PATIENCE_S)
     job.beats(0, 1, 2)
@@ -44,7 +44,7 @@ def report(job: Driver) -> None:
     """Those who were asked, and have not answered, do."""
     boxes = job.register.activation.assignment.boxes
     for rank in set(job.state.targets) - set(job.state.reports):
-        has = {box_id: Copy(stamp_of(job), 1) for box_id, box in numbered(boxes) if rank in box.local_materializers}
+        has = {box_id: Replica(stamp_of(job), 1) for box_id, box in numbered(boxes) if rank in box.local_materializers}
         job.prepared(rank, copies=has)
 
 
@@ -78,7 +78,7 @@ def test_with_a_checkpoint_the_reason_names_its_step() -> None:
 def test_who_comes_back_in_time_is_not_too_late() -> None:
     job = waiting_for_rank_3()
     wait(job, PATIENCE_S - 2.0)
-    everything = {box_id: Copy(stamp_of(job), 1) for box_id, _ in numbered(job.register.activation.assignment.boxes)}
+    everything = {box_id: Replica(stamp_of(job), 1) for box_id, _ in numbered(job.register.activation.assignment.boxes)}
     job.heartbeat(3, epoch=Epoch(0), phase="stopped")
     job.later(0.01)
     job.later(1.1 * TIMEOUTS.spread_s)
@@ -95,5 +95,5 @@ def test_a_rank_that_is_known_to_be_dead_is_not_waited_for() -> None:
     job = waiting_for_rank_3()
     wait(job, 1.0)
     job.feed(Exited(Rank(3)))
-    with pytest.raises(PlanError, match="all copies of"):
+    with pytest.raises(PlanError, match="all replicas of"):
         job.later(0.1)

@@ -123,7 +123,7 @@ def test_what_a_plan_made_ahead_raises_is_raised_to_whom_it_is_for() -> None:
 def test_the_real_planner_reads_what_it_wrote() -> None:
     workload = chain(8)
     plan = make_plan(local_topology(4), workload, even_lanes(workload, 2, 2, 2), "test")
-    planner = Planner(copies=1)
+    planner = Planner(replicas=1)
     before = planner.read(plan.to_json())
     held = {box_id: tuple(r for r in box.replica_ranks if r != 2) for box_id, box in numbered(before.assignment.boxes)}
     assert (before.assignment.members, before.plan.tiles) == (plan.ranks, plan.tiles)
@@ -148,7 +148,7 @@ def test_the_next_plan_for_the_same_members_is_made_elsewhere_and_then_used() ->
     following = ahead.successor(before, held, ReplanRequest())
     assert following is not None and ahead.replan(before, members, held) is following and not given
     other = {**held, BoxId(0): held[BoxId(0)][:1]}
-    assert ahead.replan(before, members, other) is not following, "it is for exactly these copies"
+    assert ahead.replan(before, members, other) is not following, "it is for exactly these replicas"
     resting = {box_id: box.replica_ranks for box_id, box in numbered(before.assignment.boxes)}
     assert ahead.successor(before, resting, ReplanRequest()) is None and len(given) == 1
     given.pop()()
@@ -182,13 +182,13 @@ def test_a_job_that_has_no_work_for_more_ranks_says_so() -> None:
 
 
 def planned(plan: Plan) -> Planned:
-    return Planner(copies=1).read(plan.to_json())
+    return Planner(replicas=1).read(plan.to_json())
 
 
 def after(before: Planned, request: ReplanRequest) -> Planned | None:
-    """What follows once all copies are there."""
+    """What follows once all replicas are there."""
     held = {box_id: box.replica_ranks for box_id, box in numbered(before.plan.boxes)}
-    return Planner(copies=1).successor(before, held, request)
+    return Planner(replicas=1).successor(before, held, request)
 
 
 def test_a_plan_for_a_leaver_that_is_overdue_does_not_answer_a_reshape() -> None:

@@ -63,7 +63,7 @@ def test_a_rank_on_trial_is_held_against_those_whose_speeds_are_known() -> None:
 
 
 def plans(layout: tuple[int, int], speed_at: Callable[[float], float], until_s: float) -> Iterator[tuple[float, Plan]]:
-    """The plan of each step, and when it ended, in a job whose rank 2 has that speed; copies are there at once."""
+    """The plan of each step, and when it ended, in a job whose rank 2 has that speed; replicas are there at once."""
     planner, now_s = Planner(1), 0.0
     workload = asking(chain(6, 24, costs=[2e-3] * 6), micro_batch=1)
     plan = plan_uniform(workload, local_topology(layout[0] * layout[1]), *layout)

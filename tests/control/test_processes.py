@@ -117,7 +117,7 @@ def test_losses_one_after_the_other(tmp_path: Path) -> None:
     with ToyJob(tmp_path, world=4, steps=500) as job:
         job.until_committed(5)
         for victim, epoch in ((3, 1), (0, 2), (1, 3)):
-            job.until(job.settled, "all boxes have their copies")
+            job.until(job.settled, "all boxes have their replicas")
             job.signal(victim, signal.SIGKILL)
             job.until(lambda epoch=epoch: job.store.read().epoch >= epoch, f"epoch {epoch}")
         check(job, job.wait(), {2})

@@ -53,8 +53,8 @@ from elaswave_fx.control.protocol.types import (
     Ballot,
     BoxId,
     Certificate,
-    Copy,
     Record,
+    Replica,
     Report,
     Stamp,
     Term,
@@ -90,10 +90,10 @@ def certificate(version: int = 1, voters: tuple[Rank, ...] = (ME, PEER)) -> Cert
 
 
 def holdings(committed: Stamp = SEED, votes: tuple[Vote, ...] = ()) -> Holdings:
-    """Copies at the seed, and records of the first step."""
-    copies = {box: Copy(SEED, 100 + box) for box in (MINE, THEIRS)}
-    records = {box: (Record(FIRST, (), copy.digest),) for box, copy in copies.items()}
-    return Holdings(committed, copies, records, votes, frozenset(copies))
+    """Replicas at the seed, and records of the first step."""
+    replicas = {box: Replica(SEED, 100 + box) for box in (MINE, THEIRS)}
+    records = {box: (Record(FIRST, (), replica.digest),) for box, replica in replicas.items()}
+    return Holdings(committed, replicas, records, votes, frozenset(replicas))
 
 
 class Driver:
@@ -195,7 +195,7 @@ def test_a_rank_compares_its_clock_with_the_coordinators_as_soon_as_it_can() -> 
     assert len(rank.sent(ProbeStore)) == 2
 
 
-def test_the_heartbeat_says_where_the_engine_is_and_whether_all_copies_are_there() -> None:
+def test_the_heartbeat_says_where_the_engine_is_and_whether_all_replicas_are_there() -> None:
     rank = Driver()
     beat = rank.beat()
     assert (beat.phase, beat.awaited, beat.complete) == ("forward 3", PEER, True)
@@ -220,7 +220,7 @@ def test_a_step_that_was_left_is_reported_without_being_asked_and_again_when_ask
     rank.feed(LinksDown(frozenset({PEER})))
     report = report_in(rank.feed(StepLeft(holdings(votes=(vote,)), PEER)))
     assert (report.suspect, report.broken, report.votes) == (PEER, {PEER}, (vote,))
-    assert report.copies == holdings().copies and report.records == holdings().records
+    assert report.copies == holdings().replicas and report.records == holdings().records
     rank.feed(LinksDown(frozenset()))
     assert report_in(rank.feed(PREPARE)) == replace(report, broken=frozenset())
 
@@ -321,15 +321,15 @@ def test_a_new_epoch_keeps_what_leads_to_its_version() -> None:
         assert rank.state.committed == resume
 
 
-def test_a_copy_that_the_plan_drops_is_reported_until_the_rank_has_taken_it_over() -> None:
-    """Two others may die as they enter the epoch for which this rank was to let its copy go."""
+def test_a_replica_that_the_plan_drops_is_reported_until_the_rank_has_taken_it_over() -> None:
+    """Two others may die as they enter the epoch for which this rank was to let its replica go."""
     rank = Driver()
     rank.feed(StepLeft(holdings(), PEER))
     news = activate(1)
     mine, theirs = news.activation.assignment.boxes
     without = replace(news.activation.assignment, boxes=(mine, replace(theirs, holders=())))
     rank.feed(replace(news, activation=replace(news.activation, assignment=without)))
-    assert rank.state.kept == rank.state.complete == {MINE} and rank.state.copies.keys() == {MINE, THEIRS}
+    assert rank.state.kept == rank.state.complete == {MINE} and rank.state.replicas.keys() == {MINE, THEIRS}
 
 
 def test_an_epoch_whose_links_are_down_is_left_at_once() -> None:
@@ -339,7 +339,7 @@ def test_an_epoch_whose_links_are_down_is_left_at_once() -> None:
     actions = rank.feed(activate(1, resume=FIRST))
     report = report_in(actions)
     assert answers(actions) == [] and (report.epoch, report.suspect) == (1, PEER)
-    assert report.copies == holdings().copies and report.records == holdings().records
+    assert report.copies == holdings().replicas and report.records == holdings().records
     rank.feed(LinksDown(frozenset()))
     assert answers(rank.feed(activate(2, resume=FIRST))) == [Go(activate(2, resume=FIRST).activation, "the plan")]
 

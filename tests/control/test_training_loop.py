@@ -17,7 +17,7 @@ from elaswave_fx.control.protocol.types import (
     Assignment,
     BoxId,
     Certificate,
-    Copy,
+    Replica,
     Stamp,
     Version,
     Vote,
@@ -91,7 +91,7 @@ def test_a_failure_in_a_step_leads_to_the_epoch_that_is_decided() -> None:
     assert follower.kinds[10:23] == [do.TakeStep, do.AbortStep, do.Report, *ENTERS, do.MustLeave]
     (report,) = follower.of(do.Report)
     assert report.suspect == 2 and report.holdings.committed == after_one
-    assert report.holdings.copies == {BoxId(0): Copy(after_one, 7)}
+    assert report.holdings.replicas == {BoxId(0): Replica(after_one, 7)}
     assert [each.step for each in follower.of(do.TakeStep)] == [0, 1, 1, 2]
     assert follower.state.members == SECOND.members and follower.state.epoch == 1
 
@@ -131,25 +131,25 @@ def test_a_second_failure_anywhere_on_the_way_is_the_same_again(place: int) -> N
 
 
 def test_who_goes_back_takes_the_state_and_has_it_from_then_on() -> None:
-    """What fails after that finds the copies that have been read."""
+    """What fails after that finds the replicas that have been read."""
     fails = {6: StepFailed(None, "lost"), 15: StepFailed(None, "again")}
     follower = Follower(iter([go(SEED, rollback=True), go(SEED, epoch=2)]), fails=fails)
     assert follower.run() is None
     back = [do.OpenLinks, do.DropStep, do.AdvanceLinks, do.MustLeave, do.InstallPlan, do.Restore, do.GatherParameters]
     assert follower.kinds[6:17] == [do.AbortStep, do.Report, *back, do.AbortStep, do.Report]
     assert follower.of(do.InstallPlan)[0].restart and not follower.of(do.InstallPlan)[1].restart
-    assert [len(each.holdings.copies) for each in follower.of(do.Report)] == [1, 1]
+    assert [len(each.holdings.replicas) for each in follower.of(do.Report)] == [1, 1]
 
 
-def test_before_the_state_is_in_place_there_are_no_copies() -> None:
+def test_before_the_state_is_in_place_there_are_no_replicas() -> None:
     follower = Follower(iter([go(SEED, rollback=True)]), fails={1: StepFailed(None, "lost at the start")})
     assert follower.run() is None
     assert follower.kinds[:3] == [do.Begin, do.AbortStep, do.Report]
-    assert follower.of(do.Report)[0].holdings.copies == {}
+    assert follower.of(do.Report)[0].holdings.replicas == {}
     assert follower.kinds.count(do.Begin) == 1, "it has gone back to the beginning"
 
 
-def test_damaged_copies_that_were_promoted_are_told_and_not_reported() -> None:
+def test_damaged_replicas_that_were_promoted_are_told_and_not_reported() -> None:
     first = Stamp(Version(1), Epoch(0))
     follower = Follower(
         iter([go(first, previous=first), go(first, epoch=2, previous=first)]), fails={11: StepFailed(Rank(2), "lost")}
@@ -171,7 +171,7 @@ def test_damaged_copies_that_were_promoted_are_told_and_not_reported() -> None:
         do.AbortStep,
         do.Report,
     ]
-    assert [len(each.holdings.copies) for each in follower.of(do.Report)] == [1, 0]
+    assert [len(each.holdings.replicas) for each in follower.of(do.Report)] == [1, 0]
     assert follower.state.damaged == set()
 
 
@@ -197,7 +197,7 @@ def test_who_is_told_to_go_ends_with_the_reason() -> None:
     assert follower.kinds[-2:] == [do.AbortStep, do.Report]
 
 
-def test_copies_that_come_are_told_of_when_that_changes() -> None:
+def test_syncing_replicas_are_reported_when_that_changes() -> None:
     first = Stamp(Version(1), Epoch(0))
     follower = Follower(iter([go(first, previous=first)]), steps=4, fails={11: StepFailed(Rank(2), "lost")})
     follower.answers[do.SyncReplicas] = frozenset({BoxId(0)})
@@ -210,7 +210,7 @@ def test_copies_that_come_are_told_of_when_that_changes() -> None:
         return next(looks) if isinstance(said, do.ReadSyncState) else answer
 
     assert perform(training(follower.state), performer) is None
-    assert [(len(each.sync.syncing), len(each.sync.far)) for each in follower.of(do.ReportSyncState)] == [
+    assert [(len(each.sync.syncing), len(each.sync.lagging)) for each in follower.of(do.ReportSyncState)] == [
         (1, 0),
         (0, 0),
     ]

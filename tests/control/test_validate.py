@@ -33,9 +33,9 @@ from elaswave_fx.control.protocol.types import (
     Ballot,
     BoxId,
     Certificate,
-    Copy,
     Part,
     Record,
+    Replica,
     Report,
     Stamp,
     Term,
@@ -81,7 +81,7 @@ LINE = Certificate(NEXT, tuple(vote(rank) for rank in range(WORLD)))
 BEAT = Heartbeat(Rank(1), Epoch(4), Version(8), "FORWARD 3", Rank(0), None, False, True, (LINE,), 0.05)
 RECORD = Record(NEXT, (Part(Rank(0), (Span(0, 3),)),), 7)
 REPORT = Report(
-    Rank(1), Epoch(4), REGISTER.committed, {BoxId(0): Copy(NEXT, 1)}, {BoxId(0): (RECORD,)}, (vote(1),), (LINE,),
+    Rank(1), Epoch(4), REGISTER.committed, {BoxId(0): Replica(NEXT, 1)}, {BoxId(0): (RECORD,)}, (vote(1),), (LINE,),
     frozenset({Rank(2)}), Rank(2),
 )  # fmt: skip
 PREPARED = Prepared(Ballot(Term(2), 3), REPORT)
@@ -113,7 +113,7 @@ UNSOUND: dict[str, OfRank] = {
     ),
     "a report of an epoch to come": Prepared(PREPARED.ballot, replace(REPORT, epoch=Epoch(6))),
     "a report far ahead": Prepared(PREPARED.ballot, replace(REPORT, committed=Stamp(Version(HUGE), Epoch(4)))),
-    "a box that is not there": Prepared(PREPARED.ballot, replace(REPORT, copies={BoxId(99): Copy(NEXT, 1)})),
+    "a box that is not there": Prepared(PREPARED.ballot, replace(REPORT, copies={BoxId(99): Replica(NEXT, 1)})),
     "a record of no box": Prepared(PREPARED.ballot, replace(REPORT, records={BoxId(-1): (RECORD,)})),
     "too many records": Prepared(PREPARED.ballot, replace(REPORT, records={BoxId(0): (RECORD,) * 99})),
     "a link to nobody": Prepared(PREPARED.ballot, replace(REPORT, broken=frozenset({Rank(77)}))),

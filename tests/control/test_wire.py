@@ -49,9 +49,9 @@ from elaswave_fx.control.protocol.types import (
     Ballot,
     BoxId,
     Certificate,
-    Copy,
     Part,
     Record,
+    Replica,
     Report,
     Stamp,
     Term,
@@ -73,7 +73,7 @@ VOTE = Vote(STAMP, Rank(1), (WorkSpan(Span(0, 2), Span(3, 6)),), b"\x00\xff")
 CERTIFICATE = Certificate(STAMP, (VOTE,))
 RECORD = Record(STAMP, (Part(Rank(0), (Span(0, 3),)),), 2**63 + 1)
 REPORT = Report(
-    Rank(1), Epoch(2), STAMP, {BoxId(3): Copy(STAMP, 2**64 - 1)}, {BoxId(3): (RECORD,)}, (VOTE,), (CERTIFICATE,),
+    Rank(1), Epoch(2), STAMP, {BoxId(3): Replica(STAMP, 2**64 - 1)}, {BoxId(3): (RECORD,)}, (VOTE,), (CERTIFICATE,),
     frozenset({Rank(2)}),
 )  # fmt: skip
 BEAT = Heartbeat(Rank(1), Epoch(2), Version(7), "FORWARD 3", Rank(0), None, False, True, (CERTIFICATE,))

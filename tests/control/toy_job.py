@@ -165,7 +165,7 @@ class ToyRank:
             do.DropStep: self._drop_step,
             do.InstallPlan: self._install,
             do.Restore: lambda _: self._load(self.activation),
-            do.SyncReplicas: self._send_copies,
+            do.SyncReplicas: self._send_replicas,
             do.EpochBegun: self._enter,
         }
 
@@ -217,12 +217,12 @@ class ToyRank:
         self.boxes = {box: held for box, held in self.boxes.items() if box in kept and not what.restart}
         self.missing = set(kept) - set(self.boxes)
         for box in self.missing:
-            assert what.restart or self.rank in kept[box].catching_up, f"rank {self.rank} has no copy of box {box}"
+            assert what.restart or self.rank in kept[box].catching_up, f"rank {self.rank} has no replica of box {box}"
         return frozenset()
 
-    def _send_copies(self, what: do.SyncReplicas) -> frozenset[BoxId]:
+    def _send_replicas(self, what: do.SyncReplicas) -> frozenset[BoxId]:
         self.missing -= set(self.boxes)
-        for box, owner, _ in what.copies:
+        for box, owner, _ in what.transfers:
             if owner == self.rank:
                 held = self.boxes[box]
                 beside = self.folder / f".base-{box}-{self.activation.epoch}"
@@ -468,7 +468,7 @@ class ToyJob:
         return [path.read_text() if path.exists() else "" for path in paths]
 
     def settled(self) -> bool:
-        """Whether nothing is being copied, so that any one rank may be lost."""
+        """Whether no replica syncs, so that any one rank may be lost."""
         register = self.store.read()
         return all((self.folder / f"whole-{rank}-{register.epoch}").exists() for rank in register.members)
 

@@ -1,6 +1,6 @@
 """A small planner for jobs whose boxes are numbers, so that a test can say what comes out of it.
 
-In: members and who has which copy. Out: an `Assignment`. A step has BATCH samples.
+In: members and who has which replica. Out: an `Assignment`. A step has BATCH samples.
 
     first_assignment(4, stages=2)  ->  4 boxes, ranks 0, 2 on stage 0 and 1, 3 on stage 1, each box held on another host
 """
@@ -52,7 +52,7 @@ def first_assignment(world: int, units: int) -> Assignment:
 
 
 def replan(members: tuple[Rank, ...], held: Mapping[BoxId, tuple[Rank, ...]], before: Assignment) -> Assignment:
-    """Owners among ranks with a copy, evenly; one more copy on another host, caught up while the old ones stay.
+    """Owners among ranks with a replica, evenly; one more replica on another host, in sync while the old ones stay.
 
     A box's bucket is that of the unit with the same number.
     """

@@ -60,7 +60,7 @@ def test_a_rank_that_was_stopped_and_wakes_comes_back_as_another(alone: Finished
     assert "rank 1 lives: a new process joins the job in its place" in run.console
 
 
-def test_the_last_copies_may_be_those_of_a_rank_that_was_left_out(alone: Finished, tmp_path: Path) -> None:
+def test_the_last_replicas_may_be_those_of_a_rank_that_was_left_out(alone: Finished, tmp_path: Path) -> None:
     """Nothing is committed between the two: the rank comes back as it is, and brings what nobody else has."""
     with running(tmp_path, (2, 1), "data.transform.sample_s=0.2") as job:
         assert job.signal_rank(1, signal.SIGSTOP)

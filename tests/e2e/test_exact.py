@@ -82,7 +82,7 @@ def test_losses_in_every_phase_cost_no_bit(
         f"{{step: {1 + 2 * number}, rank: {rank}, kind: kill, phase: {phase}}}"
         for number, (rank, phase) in enumerate(zip(ranks, phases, strict=True))
     )
-    # With one copy the next loss, two steps later, may come before what the last one took has been copied again.
+    # With one replica the next loss, two steps later, may come before the replicas lost with the last are synced anew.
     run = finish(exact("gpt", layout, f"faults=[{faults}]", "copies.count=2"), tmp_path)
     assert len(run.of_kind("left")) == len(phases), "the ranks were lost"
     assert_ended_alike(run, alone("gpt"))

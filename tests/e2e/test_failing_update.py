@@ -1,4 +1,4 @@
-"""An update that fails on one rank costs that rank: its copies become the truth elsewhere, and training goes on."""
+"""An update that fails on one rank costs that rank: its replicas become the truth elsewhere, and training goes on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_the_others_go_on_with_their_copies(
+def test_the_others_go_on_with_their_replicas(
     rank: int, undisturbed: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hyper = Training._hyper

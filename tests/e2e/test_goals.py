@@ -53,7 +53,7 @@ def test_a_goal_is_reached_with_the_bits_of_one_rank(tmp_path: Path) -> None:
     assert found[-1].goal is None and all(len(box.holders) == 1 for box in found[-1].boxes)
     reached = next(number for number, plan in enumerate(found) if plan.lanes == goal.lanes)
     change = Transition.of(found[reached - 1], found[reached])
-    assert change.gained and not change.parameters, "parameters are made from copies that are there"
+    assert change.gained and not change.parameters, "parameters are made from replicas that are there"
     assert run.losses == alone.losses
     assert run.summary["params_digest"] == alone.summary["params_digest"]
 

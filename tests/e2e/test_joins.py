@@ -131,13 +131,13 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, out + errors
 
 
-def test_a_rank_joins_and_its_copies_catch_up(alone: Finished, tmp_path: Path) -> None:
+def test_a_rank_joins_and_its_replicas_sync(alone: Finished, tmp_path: Path) -> None:
     with running(tmp_path, (2, 1)) as now:
         process = now.join()
         now.job.await_event("joined")
         assert (now.job.folder / ".init" / "state.safetensors").exists(), "for the next one"
         epochs = len(now.job.events("agreed"))
-        now.job.await_event("agreed", epochs + 1)  # its copies are there, and owners move
+        now.job.await_event("agreed", epochs + 1)  # its replicas are there, and owners move
         run = now.wait()
         code, said = end_of(process)
     assert code == 0, said
@@ -149,7 +149,7 @@ def test_a_rank_joins_and_its_copies_catch_up(alone: Finished, tmp_path: Path) -
     epoch = run.of_kind("agreed")[-1]["epoch"]
     last = Plan.from_json((run.folder / f"plan-{epoch}.json").read_text())
     assert any(2 in box.replica_ranks for box in last.boxes)
-    assert not any(box.catching_up for box in last.boxes), "its copies are there"
+    assert not any(box.catching_up for box in last.boxes), "its replicas are there"
     assert "rank 2 is a member" in (run.folder / "logs" / "rank-2.log").read_text()
     assert not (run.folder / ".init").exists()
 
@@ -173,9 +173,9 @@ def test_ranks_come_one_after_the_other_and_the_first_one_is_lost(alone: Finishe
 
 
 def end_without_rank_0(now: Running) -> Finished:
-    """Once a joiner has all copies, rank 0 is killed."""
+    """Once a joiner has all replicas, rank 0 is killed."""
     now.job.await_event("joined")
-    now.job.await_event("agreed", 2)  # it has its copies
+    now.job.await_event("agreed", 2)  # it has its replicas
     now.job.await_event("resumed", 2)
     now.job.signal_rank(0, signal.SIGKILL)
     now.job.await_event("resumed", 3)
@@ -226,8 +226,8 @@ def alone_with_buffers(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run
 
 
-def await_copies(job: Job) -> None:
-    """Until steps were committed in which copies that small have come."""
+def await_replicas(job: Job) -> None:
+    """Until steps were committed in which replicas that small have come."""
     job.await_step(job.steps + 8)
 
 
@@ -235,14 +235,14 @@ def await_copies(job: Job) -> None:
 def test_buffers_come_with_a_join_and_outlive_all_ranks_that_began(
     alone_with_buffers: Finished, tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
-    """1 -> 2 -> 4 -> 1 ranks: who is left got the running statistics as copies, and has those of one rank."""
+    """1 -> 2 -> 4 -> 1 ranks: who is left got the running statistics as replicas, and has those of one rank."""
     losses = sizes[-1] - 1
     with running(tmp_path, (1, 1), *BATCH_NORM, f"copies.count={losses}", recipe="resnet_digits") as now:
         for ranks in sizes:
             while len(now.joining) < ranks - 1:
                 now.join()
             now.job.await_event("joined", ranks - 1)
-            await_copies(now.job)
+            await_replicas(now.job)
         for gone in range(losses):
             resumed = len(now.job.events("resumed"))
             if gone == 0:
@@ -250,7 +250,7 @@ def test_buffers_come_with_a_join_and_outlive_all_ranks_that_began(
             else:
                 now.joining[gone - 1].kill()
             now.job.await_event("resumed", resumed + 1)
-            await_copies(now.job)
+            await_replicas(now.job)
         run = now.wait()
         assert now.joining[-1].wait(timeout=60) == 0
     assert_same_bits(run, alone_with_buffers)

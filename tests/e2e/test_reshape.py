@@ -116,13 +116,13 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         yield job
 
 
-def test_a_bound_on_memory_makes_copies_in_waves(alone: Finished, tmp_path: Path) -> None:
+def test_a_bound_on_memory_makes_replicas_in_waves(alone: Finished, tmp_path: Path) -> None:
     bound_mb = 0.5
     with running(tmp_path, (2, 2), f"switch.memory={bound_mb}") as (job, hurry):
         assert ask(job, "parallel.dp=4", "parallel.pp=1") == 0
         await_true(lambda: job.ended or depths(plan_now(job)) == [1] * 4, "4 lanes of 1", 120)
         await_true(
-            lambda: job.ended or not any(box.catching_up for box in plan_now(job).boxes), "copies are there", 120
+            lambda: job.ended or not any(box.catching_up for box in plan_now(job).boxes), "replicas are there", 120
         )
         hurry.touch()
         run = job.wait()
@@ -132,12 +132,12 @@ def test_a_bound_on_memory_makes_copies_in_waves(alone: Finished, tmp_path: Path
     waves = [plan for plan in plans if plan.goal is not None]
     assert len(waves) >= 2 and all(any(box.catching_up for box in plan.boxes) for plan in waves)
     counted = {plan.epoch: transition_memory(plan) for plan in plans}
-    assert all(need.behind <= bound_mb * 2**20 for needs in counted.values() for need in needs.values())
+    assert all(need.sync_bytes <= bound_mb * 2**20 for needs in counted.values() for need in needs.values())
     taken = run.of_kind("caught_up")
     assert {event["epoch"] for event in taken} >= {plan.epoch for plan in waves}
     for event in taken:
         need = counted[event["epoch"]][event["rank"]]
-        assert need.copies <= event["bytes"] <= need.copies + need.records, event
+        assert need.replicas <= event["bytes"] <= need.replicas + need.records, event
 
 
 def plans_of(run: Finished) -> int:
@@ -148,5 +148,5 @@ def test_a_reshape_for_which_no_box_has_room_is_refused(tmp_path: Path, capsys: 
     with running(tmp_path, (2, 2), "switch.memory=0.125") as (job, _):
         assert ask(job, "parallel.dp=4", "parallel.pp=1") == 2
         error = capsys.readouterr().err
-        assert "a copy of box " in error and " bytes short" in error and error.count("\n") == 1
+        assert "a replica of box " in error and " bytes short" in error and error.count("\n") == 1
         assert job.events("agreed") == [] and not job.ended

@@ -72,8 +72,8 @@ def test_errors_come_back_as_their_class_when_the_user_can_mend_them() -> None:
     assert back(KeyError("k")).reason == "rank 0: KeyError: 'k'"
     assert back(KeyError("k")).line == "rank 0: KeyError: 'k'; the traceback is in RUN/log"
     assert back(errors.SampleError("mine.Points: sample 7 hangs")).reason == "rank 0: mine.Points: sample 7 hangs"
-    over = back(errors.JobOver("all copies are lost"))
-    assert (over.reason, over.line) == ("all copies are lost", "all copies are lost")
+    over = back(errors.JobOver("all replicas are lost"))
+    assert (over.reason, over.line) == ("all replicas are lost", "all replicas are lost")
     lost = back(errors.PeerLost("gone", rank=3))
     assert (lost.follows, lost.lost_rank) == (True, 3)
 

@@ -51,7 +51,7 @@ def test_a_step() -> None:
     assert machine.holdings == [(0, 1, 200, False), (1, 1, 2**64 - 1, False)]
     asked = {name for name, count in machine.consulted.items() if count}
     assert asked == set(machine.consulted) - {
-        "older_frames_are_dropped", "failed_update_drops_state", "copy_has_caught_up"
+        "older_frames_are_dropped", "failed_update_drops_state", "replica_in_sync"
     }  # fmt: skip
     assert [machine.admit(epoch) for epoch in (0, 1)] == ["deliver", "hold"]
 
@@ -67,7 +67,7 @@ def test_an_update_that_fails_is_finished_without_its_box() -> None:
     assert machine.consulted["failed_update_drops_state"] == 1
     machine.updated(1, 300)
     machine.end_step()
-    assert machine.holdings == [(1, 1, 300, False)] and machine.catching_up == [0] and machine.stale(0)
+    assert machine.holdings == [(1, 1, 300, False)] and machine.syncing == [0] and machine.stale(0)
 
 
 def test_rules_can_be_taken_away() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from elaswave_fx import _native
 from elaswave_fx.errors import CommError, ExecError
 from tests.native.ranks import Ranks
-from tests.native.test_engine_copies import kept, kill, left_after_voting, stale, with_holders
+from tests.native.test_engine_replicas import kept, kill, left_after_voting, stale, with_holders
 from tests.native.tiny import (
     ALONE,
     TILINGS,
@@ -69,7 +69,7 @@ def test_an_update_that_fails_costs_its_box_alone(model: Model, started: Callabl
             error = f"{type(caught).__name__}: {caught}"
         held = engine.holdings()
         assert bool(engine.rules_consulted["failed_update_drops_state"]) == (rank == 1)
-        return error, held.version, held.pending, digests(engine), held.catching_up, stale(engine)
+        return error, held.version, held.pending, digests(engine), held.syncing, stale(engine)
 
     expected = started(2, whole).results()
     first, second = started(2, body).results()
@@ -107,7 +107,7 @@ def test_a_step_is_finished_without_the_box_whose_update_fails(model: Model, sta
             error = str(caught)
         held = engine.holdings()
         assert held.last_committed is not None and held.last_committed.step == 0
-        return error, held.version, held.pending, digests(engine), held.catching_up, stale(engine)
+        return error, held.version, held.pending, digests(engine), held.syncing, stale(engine)
 
     expected = started(3, whole).results()
     votes = expected[0][0]
@@ -122,8 +122,8 @@ def test_a_step_is_finished_without_the_box_whose_update_fails(model: Model, sta
 
 def test_a_step_asks_every_rule(model: Model, started: Callable[..., Ranks]) -> None:
     """Each rule that the simulator can take away is one that a real step asks, that of frames on the links. The rule of
-    updates is asked when one fails, as above, that of late states when one comes, that of old parameters when an epoch
-    begins.
+    updates is asked when one fails, as above, that of synced replicas when a state comes, that of old parameters when
+    an epoch begins.
     """
     planted = {rule for rules in BUGS.values() for rule in rules.without}
 
@@ -139,7 +139,7 @@ def test_a_step_asks_every_rule(model: Model, started: Callable[..., Ranks]) -> 
 
     for before, after in started(2, body).results():
         asked = {name for name in after if after[name] > before[name]}
-        assert asked == planted - {"failed_update_drops_state", "copy_has_caught_up", "old_parameters_are_stale"}
+        assert asked == planted - {"failed_update_drops_state", "replica_in_sync", "old_parameters_are_stale"}
         assert planted == set(after)
 
 

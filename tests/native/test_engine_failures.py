@@ -406,7 +406,7 @@ def test_units_that_do_not_fit(model: Model, changes: dict[str, Any], message: s
         ({"vote_spans": ()}, "world: 0 vote_spans of 1 ranks"),
         ({"global_batch": 0}, "engine: global batch and granule must be at least 1"),
         ({"record_dtype": "float64"}, "spec.record_dtype: records are float32 or bfloat16, not float64"),
-        ({"copy_mode": "maybe"}, 'spec.copy_mode: copies are kept by "log" or "state"'),
+        ({"copy_mode": "maybe"}, 'spec.copy_mode: replicas are synced by "log" or "state"'),
         ({"values": (EngineValue("h", 2, "float32", (1, WIDTH), True),)}, "value h: sample axis 2 of 2 dimensions"),
         ({"rank": "zero"}, "spec.rank: is not an integer"),
     ],

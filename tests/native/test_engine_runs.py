@@ -18,7 +18,7 @@ from elaswave_fx.plan.work import box as plan_box
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from tests.native.ranks import Ranks
-from tests.native.test_engine_copies import kept, with_holders
+from tests.native.test_engine_replicas import kept, with_holders
 from tests.native.tiny import (
     BUCKETS,
     LR,
@@ -78,11 +78,11 @@ def test_neighbours_share_their_messages(model: Model, record_dtype: str, starte
 
 
 @pytest.mark.parametrize("record_dtype", ["float32", "bfloat16"])
-def test_a_holder_of_a_box_catches_up_with_its_neighbours(
+def test_a_holder_of_a_box_syncs_with_its_neighbours(
     model: Model, record_dtype: str, started: Callable[..., Ranks]
 ) -> None:
     """Boxes with equal roles are summed at once. The record of one that the holder has had before comes with the step,
-    those of the others come behind it."""
+    those of the others follow it."""
     boxes = in_three(with_holders(PAIR))
     had = range(1, len(boxes), 3)  # in the middle of each run
     before = [box if number in had else replace(box, holders=()) for number, box in enumerate(boxes)]
@@ -95,7 +95,7 @@ def test_a_holder_of_a_box_catches_up_with_its_neighbours(
         engine.replicate([(n, box.owner, 1 - box.owner) for n, box in enumerate(boxes) if n not in had])
         taken += [take_step(engine, PAIR[rank], step) for step in range(1, 12)]
         engine.sync(TEST_TIMEOUT_S)
-        return engine.holdings().catching_up, {n: digest for n, (digest, _) in kept(engine).items()}
+        return engine.holdings().syncing, {n: digest for n, (digest, _) in kept(engine).items()}
 
     first, second = started(2, body).results()
     assert first == second and first[0] == [] and len(first[1]) == len(boxes)

@@ -382,7 +382,7 @@ class Box:
 
 
 def even_boxes(tiling: Tiling) -> list[Box]:
-    """Every bucket cut evenly over the ranks of its first user; no copies."""
+    """Every bucket cut evenly over the ranks of its first user; no replicas."""
     found = []
     for name, (numel, users) in BUCKETS.items():
         owners = [r for r, tile in tiling.items() if tile.holds(users[0])]

@@ -99,7 +99,7 @@ def test_a_fault_that_was_read_of_too_late_is_not_taken_for_the_last_sign_of_lif
 
 def test_a_loss_after_a_step_that_had_failed_anyway_counts_from_that_failure() -> None:
     book = after_steps(10.0)
-    tell(book, ("detected", 10.0, {"rank": None, "ranks": [], "cause": "a copy differs", "silent_ms": None}))
+    tell(book, ("detected", 10.0, {"rank": None, "ranks": [], "cause": "a replica differs", "silent_ms": None}))
     tell(book, ("fault", 10.5, {"rank": 2, "step": 12, "fault": "kill", "phase": "any"}), ("agreed", 10.6, AGREED))
     assert book.entries()[0]["detect_ms"] == 1000.0, "all were last known to be alive a second before"
 
@@ -175,8 +175,8 @@ def test_events_in_words() -> None:
         == "rank 0: skipped update: step 3, grad_norm 0.5"
     )
     assert (
-        describe(made("detected", rank=None, ranks=[], cause="a copy differs"), 0)
-        == "epoch 0: failure detected: a copy differs"
+        describe(made("detected", rank=None, ranks=[], cause="a replica differs"), 0)
+        == "epoch 0: failure detected: a replica differs"
     )
 
 

@@ -64,7 +64,7 @@ def test_the_plans_on_both_sides_of_a_loss_become_a_picture(tmp_path: Path) -> N
     first = plan_uniform(chain(6), local_topology(4), 2, 2)
     left = tuple(rank for rank in first.ranks if rank != 2)
     second = replan(first, left, {number: left for number, _ in numbered(first.boxes)}, 1)
-    third = replace(second, topology=replace(second.topology, epoch=Epoch(2)))  # a copy has caught up
+    third = replace(second, topology=replace(second.topology, epoch=Epoch(2)))  # a replica is in sync
     for plan in (first, second, third):
         (tmp_path / f"plan-{plan.epoch}.json").write_text(plan.to_json())
     times = ((0, 90.0), (0, 70.0), (0, 10.0), (0, 12.0), (1, 99.0), (1, 98.0), (2, 20.0), (2, 21.0), (2, 40.0))

@@ -6,7 +6,7 @@ textbook where all stages are one rank wide, else by the rule of docs/explain/pl
 micro-batch is sent in no time. How long they take with backward passes in halves, `LaneTimes` says: there is no order
 but the one that it finds.
 
-    BruteForce(workload).shortest(sketches, size=2)  ->  Shortest(seconds=0.021, shares=(5, 3))
+    BruteForce(workload).shortest(shapes, size=2)  ->  Shortest(seconds=0.021, shares=(5, 3))
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from functools import cache
 
 import numpy as np
 
+from elaswave_fx.plan.lanes.lane_shapes import LaneShape
 from elaswave_fx.plan.lanes.shares import deal
-from elaswave_fx.plan.lanes.sketches import Sketch
 from elaswave_fx.plan.order.schedule import LaneKind, StageKind
 from elaswave_fx.plan.predict.lane_times import LaneTimes
 from elaswave_fx.plan.work.cost import Workload
@@ -58,17 +58,17 @@ class BruteForce:
         self._workload, self._times = workload, times
         self._known: dict[tuple[object, ...], dict[int, float]] = {}
 
-    def shortest(self, sketches: Sequence[Sketch], size: int) -> Shortest | None:
+    def shortest(self, shapes: Sequence[LaneShape], size: int) -> Shortest | None:
         """Of lanes of micro-batches of at most `size` samples; None if nothing fits. Lanes that are all alike have
         equal shares."""
         granules = self._workload.granules
-        spare = granules - sum(sketch.width for sketch in sketches)
+        spare = granules - sum(shape.width for shape in shapes)
         best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-        even = granules // len(sketches) if len({_alike(each) for each in sketches}) == 1 else 0
-        for sketch in sketches if spare >= 0 else ():
+        even = granules // len(shapes) if len({_alike(each) for each in shapes}) == 1 else 0
+        for shape in shapes if spare >= 0 else ():
             longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-            seconds = self._by_share(sketch, size, sketch.width + spare)
-            if even * len(sketches) == granules and even in seconds:
+            seconds = self._by_share(shape, size, shape.width + spare)
+            if even * len(shapes) == granules and even in seconds:
                 seconds = {even: seconds[even]}
             for (done, (before, shares)), (share, taken) in itertools.product(best.items(), seconds.items()):
                 found = max(before, taken), (*shares, share)
@@ -76,45 +76,45 @@ class BruteForce:
             best = longer
         return Shortest(*best[granules]) if granules in best else None
 
-    def _by_share(self, sketch: Sketch, size: int, most: int) -> dict[int, float]:
+    def _by_share(self, shape: LaneShape, size: int, most: int) -> dict[int, float]:
         """Granules of a lane -> the fewest seconds that it takes with any cut that fits."""
-        key = _alike(sketch), size, most
+        key = _alike(shape), size, most
         if key not in self._known:
-            seconds = {share: self._with_any_cut(sketch, size, share) for share in range(sketch.width, most + 1)}
+            seconds = {share: self._with_any_cut(shape, size, share) for share in range(shape.width, most + 1)}
             self._known[key] = {share: taken for share, taken in seconds.items() if math.isfinite(taken)}
         return self._known[key]
 
-    def _with_any_cut(self, sketch: Sketch, size: int, share: int) -> float:
-        stages, work = len(sketch.stages), self._workload
-        cuts = [sketch.borders] if sketch.borders is not None else all_borders(len(work.units), stages)
-        pieces = split_micro_batches(Span(0, share * work.options.granule), size, work.options.granule, sketch.width)
+    def _with_any_cut(self, shape: LaneShape, size: int, share: int) -> float:
+        stages, work = len(shape.stages), self._workload
+        cuts = [shape.borders] if shape.borders is not None else all_borders(len(work.units), stages)
+        pieces = split_micro_batches(Span(0, share * work.options.granule), size, work.options.granule, shape.width)
         sizes = [len(piece) for piece in pieces]
-        deals = tuple(deal(len(pieces), stage) for stage in sketch.stages)
+        deals = tuple(deal(len(pieces), stage) for stage in shape.stages)
         if not cuts:
             return math.inf
-        speeds = tuple(tuple(member.speed for member in stage) for stage in sketch.stages)
+        speeds = tuple(tuple(member.speed for member in stage) for stage in shape.stages)
         if work.options.schedule != "1f1b":
-            return min(self._in_halves(sketch, cut, deals, sizes) for cut in cuts)
+            return min(self._in_halves(shape, cut, deals, sizes) for cut in cuts)
         seconds = _seconds(work, cuts, deals, speeds, sizes)
-        return float(np.where(_fits(work, cuts, deals, sketch, sizes), seconds, math.inf).min())
+        return float(np.where(_fits(work, cuts, deals, shape, sizes), seconds, math.inf).min())
 
-    def _in_halves(self, sketch: Sketch, cut: Sequence[int], deals: Deals, sizes: Sequence[int]) -> float:
+    def _in_halves(self, shape: LaneShape, cut: Sequence[int], deals: Deals, sizes: Sequence[int]) -> float:
         assert self._times is not None, "of lanes with backward passes in halves"
-        stages = zip(itertools.pairwise(cut), deals, sketch.stages, strict=True)
+        stages = zip(itertools.pairwise(cut), deals, shape.stages, strict=True)
         kind = LaneKind(
             tuple(StageKind(Span(*units), dealt, tuple(m.speed for m in members)) for units, dealt, members in stages),
             tuple(sizes),
         )
-        run = self._times.about(kind, sketch.members, 0)
+        run = self._times.about(kind, shape.members, 0)
         return run.seconds if run.fits else math.inf
 
 
-def _alike(sketch: Sketch) -> tuple[object, ...]:
-    return tuple(tuple((m.speed, m.memory_bytes) for m in stage) for stage in sketch.stages), sketch.borders
+def _alike(shape: LaneShape) -> tuple[object, ...]:
+    return tuple(tuple((m.speed, m.memory_bytes) for m in stage) for stage in shape.stages), shape.borders
 
 
 def _fits(
-    workload: Workload, cuts: Sequence[tuple[int, ...]], deals: Deals, sketch: Sketch, sizes: Sequence[int]
+    workload: Workload, cuts: Sequence[tuple[int, ...]], deals: Deals, shape: LaneShape, sizes: Sequence[int]
 ) -> np.ndarray:
     """By cut, whether every rank has room for its parameters and for what its micro-batches in flight have saved."""
     costs = np.array([[u.param_bytes, u.saved_bytes] for u in workload.units])
@@ -128,7 +128,7 @@ def _fits(
         most[place] = max(most.get(place, 0), in_flight[place])
     found = np.ones(len(cuts), dtype=bool)
     for (stage, rank), count in most.items():
-        limit = sketch.stages[stage][rank].memory_bytes
+        limit = shape.stages[stage][rank].memory_bytes
         if limit is not None:
             largest = max(size for mb, size in enumerate(sizes) if holder(deals[stage], mb) == rank)
             found &= params[:, stage] + saved[:, stage] * count * largest <= limit

@@ -28,9 +28,9 @@ from pathlib import Path
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan, plan_violations
+from elaswave_fx.plan.lanes.lane_shapes import LaneShape
 from elaswave_fx.plan.lanes.partition import slowest_stage
 from elaswave_fx.plan.lanes.shape_lanes import LaneShaper, unit_seconds
-from elaswave_fx.plan.lanes.sketches import Sketch
 from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.next.lane_candidates import lane_candidates, new_lanes
 from elaswave_fx.plan.next.lane_search import SIZES_TRIED
@@ -100,20 +100,20 @@ def minimax_cases(rng: random.Random) -> list[Case]:
     widths = [rng.choice((1, 1, 2)) for _ in range(rng.randint(1, min(4, len(workload.units))))]
     topology = random_topology(rng, sum(widths), limit)
     members = iter(topology.members)
-    sketches = (Sketch(tuple(tuple(next(members) for _ in range(width)) for width in widths)),)
+    shapes = (LaneShape(tuple(tuple(next(members) for _ in range(width)) for width in widths)),)
     found = []
     shaper = LaneShaper(workload, topology)
-    for size in shaper.sizes(sketches):
+    for size in shaper.sizes(shapes):
         fits, costs = fits_of(workload, size, limit), unit_seconds(workload, size)
-        strengths = sketches[0].strengths
+        strengths = shapes[0].strengths
         allowed = [
             cut
             for cut in all_borders(len(workload.units), len(widths))
             if all(fits(len(widths), stage, Span(*each)) for stage, each in enumerate(itertools.pairwise(cut)))
         ]
-        if sketches[0].width > workload.granules:
+        if shapes[0].width > workload.granules:
             continue
-        borders = shaper.borders(sketches[0], size, shaper.table(sketches, 0))
+        borders = shaper.borders(shapes[0], size, shaper.table(shapes, 0))
         words = f"{costs} at {strengths}, size {size}, {limit} bytes"
         assert (borders is None) == (not allowed), words
         if borders is not None:
@@ -129,14 +129,14 @@ def share_cases(rng: random.Random) -> list[Case]:
     topology = random_topology(rng, rng.randint(1, 6))
     shaper, brute_force, found = LaneShaper(workload, topology), BruteForce(workload), []
     for candidate in new_lanes(len(workload.units), workload.granules, topology.members):
-        for size in shaper.sizes(candidate.sketches):
-            lanes = shaper.shape(candidate.sketches, size, shaper.table(candidate.sketches, 0))
+        for size in shaper.sizes(candidate.shapes):
+            lanes = shaper.shape(candidate.shapes, size, shaper.table(candidate.shapes, 0))
             if lanes is None:
                 continue
             seconds = [shaper.times.of(lane, {}).seconds for lane in lanes]
             own = [lane_seconds(workload, lane, topology) for lane in lanes]
             assert all(abs(a - b) <= ROUNDING * a for a, b in zip(seconds, own, strict=True)), (seconds, own)
-            best = brute_force.shortest(candidate.sketches, size)
+            best = brute_force.shortest(candidate.shapes, size)
             assert best is not None
             found.append(Case(max(seconds) / best.seconds, f"{workload.units} {lanes} against {best}"))
     return found
@@ -185,7 +185,7 @@ def after_losses(rng: random.Random, schedule: str) -> list[Case]:
 
 def planned_or_none(workload: Workload, topology: Topology, widths: Sequence[Sequence[int]]) -> Plan | None:
     try:
-        return plan_lanes(workload, topology, widths, copies=0)
+        return plan_lanes(workload, topology, widths, replicas=0)
     except PlanError:
         return None
 
@@ -201,9 +201,9 @@ def best_after(plan: Plan, lost: Sequence[int]) -> tuple[float, str] | None:
     for tried in (SIZES_TRIED, None):
         found = []
         for candidate in lane_candidates(plan, topology):
-            sizes = dict.fromkeys((largest, *shaper.sizes(candidate.sketches)))
+            sizes = dict.fromkeys((largest, *shaper.sizes(candidate.shapes)))
             for size in itertools.islice(sizes, tried):
-                best = brute_force.shortest(candidate.sketches, size)
+                best = brute_force.shortest(candidate.shapes, size)
                 if best is not None:
                     found.append((best.seconds, candidate.name))
         if found:

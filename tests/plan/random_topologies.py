@@ -76,27 +76,27 @@ def random_widths(rng: random.Random, ranks: int, units: int, granules: int) -> 
     return lanes if sum(map(max, lanes)) <= granules else None
 
 
-def first_plan(rng: random.Random, workload: Workload, topology: Topology, copies: int) -> Plan | None:
+def first_plan(rng: random.Random, workload: Workload, topology: Topology, replicas: int) -> Plan | None:
     """With a bound on memory in every third case, which it may not fit; None then."""
     widths = random_widths(rng, len(topology.members), len(workload.units), workload.granules)
     if widths is None:
         return None
-    found = plan_lanes(workload, topology, widths, copies)
+    found = plan_lanes(workload, topology, widths, replicas)
     if rng.random() < 0.67:
         return found
     most = max(cost.memory_bytes for cost in found.predicted.ranks.values())
     limit = int(most * rng.uniform(0.9, 2.0))
     bounded = replace(topology, members=tuple(replace(m, memory_bytes=limit) for m in topology.members))
     try:
-        return plan_lanes(workload, bounded, widths, copies)
+        return plan_lanes(workload, bounded, widths, replicas)
     except PlanError:
         return None
 
 
 def history(rng: random.Random, workload: Workload, ranks: int) -> Iterator[Plan]:
     """A first plan, and those after losses, and joins of ranks that were lost, until nothing fits any more."""
-    copies = rng.randint(0, 2)
-    plan = first_plan(rng, workload, random_topology(rng, ranks), copies)
+    replicas = rng.randint(0, 2)
+    plan = first_plan(rng, workload, random_topology(rng, ranks), replicas)
     if plan is None:
         return
     yield plan
@@ -110,15 +110,15 @@ def history(rng: random.Random, workload: Workload, ranks: int) -> Iterator[Plan
             gone += lost
             members = [rank for rank in alive if rank not in lost]
         try:
-            plan = replan(plan, tuple(sorted(members)), copies_left(rng, plan, members), copies)
+            plan = replan(plan, tuple(sorted(members)), replicas_left(rng, plan, members), replicas)
         except PlanError as error:
             assert "cannot hold the job" in str(error) or "cannot share" in str(error), error
             return
         yield plan
 
 
-def copies_left(rng: random.Random, plan: Plan, members: Sequence[Rank]) -> dict[BoxId, tuple[Rank, ...]]:
-    """What the plan says that is left, if that is a copy of every box and all have caught up; or everything."""
+def replicas_left(rng: random.Random, plan: Plan, members: Sequence[Rank]) -> dict[BoxId, tuple[Rank, ...]]:
+    """What the plan says that is left, if that is a replica of every box and all are in sync; or everything."""
     old = [rank for rank in members if rank in plan.topology.ranks]
     left = {number: tuple(r for r in box.replica_ranks if r in old) for number, box in numbered(plan.boxes)}
     return left if all(left.values()) and rng.random() < 0.7 else dict.fromkeys(left, tuple(old))

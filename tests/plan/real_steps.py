@@ -65,7 +65,7 @@ class TinyJob:
     @cached_property
     def alone(self) -> Bits:
         """Of one rank with all units and samples."""
-        return self.run(plan_lanes(self.workload, local_topology(1), [(1,)], copies=0))
+        return self.run(plan_lanes(self.workload, local_topology(1), [(1,)], replicas=0))
 
     def run(self, plan: Plan) -> Bits:
         """The first steps by a plan, whose ranks begin with all that it says they keep; all of them see the same."""

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import pytest
 
 from elaswave_fx.plan.lanes.balance import Timed, balanced
+from elaswave_fx.plan.lanes.lane_shapes import LaneShape, Part, Run
 from elaswave_fx.plan.lanes.shape_lanes import LaneShaper
-from elaswave_fx.plan.lanes.sketches import Part, Run, Sketch
 from elaswave_fx.plan.work.topology import local_topology
 from tests.plan.brute_force import all_borders
 from tests.plan.campaign import random_topology, random_workload
 from tests.plan.samples import asking
 
 MEMBERS = local_topology(3).members
-STAGES = Run(Sketch(tuple((member,) for member in MEMBERS)), 1)
+STAGES = Run(LaneShape(tuple((member,) for member in MEMBERS)), 1)
 
 
 class Line:
@@ -40,7 +40,7 @@ class Line:
         return float(max(_units(part)) * part.granules)
 
     def may_be_cut_better(self, part: Part, seconds: float) -> bool:
-        return part.run.sketch.borders is None
+        return part.run.shape.borders is None
 
     def may_become(self, part: Part, other: Part) -> bool:
         return max(_units(other)) <= self.most
@@ -62,13 +62,13 @@ def outcome(parts: Sequence[Part], lanes: Line | None = None) -> list[Part]:
 
 def test_granules_go_to_the_lane_that_ends_first() -> None:
     long, short = (0, 4, 5, 6), (0, 2, 4, 6)
-    fixed = STAGES._replace(sketch=Sketch(STAGES.sketch.stages, long))
+    fixed = STAGES._replace(shape=LaneShape(STAGES.shape.stages, long))
     found = outcome([Part(fixed, long, 6, 1), part(short, 6)])
     assert [each.granules for each in found] == [4, 8], "16 either way, instead of 24 and 12"
 
 
 def test_of_alike_lanes_one_takes_what_there_is_to_take() -> None:
-    fixed = STAGES._replace(sketch=Sketch(STAGES.sketch.stages, (0, 3, 5, 6)))
+    fixed = STAGES._replace(shape=LaneShape(STAGES.shape.stages, (0, 3, 5, 6)))
     found = outcome([Part(fixed, (0, 3, 5, 6), 4, 1), part((0, 2, 4, 6), 4, 3)])
     assert [(each.granules, each.count) for each in found] == [(3, 1), (5, 1), (4, 2)]
 
@@ -118,13 +118,13 @@ def check_bounds(seed: int, schedule: str) -> None:
         width = rng.choice((1, 1, 2))
         stages.append(tuple(members[:width]))
         members = members[width:]
-    sketch = Sketch(tuple(stages))  # type: ignore[arg-type]
-    run = Run(sketch, 1)
-    for size in shaper.sizes((sketch,)):
+    shape = LaneShape(tuple(stages))  # type: ignore[arg-type]
+    run = Run(shape, 1)
+    for size in shaper.sizes((shape,)):
         for borders in all_borders(len(workload.units), len(stages)):
             each = Part(run, borders, workload.granules, 1)
             kind = shaper.kind(each, size)
-            taken_s = shaper.times.about(kind, sketch.members, 0).seconds
+            taken_s = shaper.times.about(kind, shape.members, 0).seconds
             assert shaper.times.least_about(kind) <= taken_s * (1 + 1e-9), (borders, size)
             could_take = shaper.cuts.most_granules(run, size, taken_s * (1 + 1e-9), workload.granules)
             assert could_take == workload.granules, (borders, size)

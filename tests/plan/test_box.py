@@ -9,7 +9,7 @@ from elaswave_fx.plan.work.topology import Rank
 ME, HOLDER, LATE, READER = map(Rank, range(4))
 
 
-def test_whoever_has_a_copy_makes_parameters_from_it_and_whoever_waits_for_one_does_not() -> None:
+def test_whoever_has_a_replica_makes_parameters_from_it_and_whoever_waits_for_one_does_not() -> None:
     box = Box(0, Span(0, 8), ME, (HOLDER, LATE), (LATE,), (ME, READER))
     assert box.replica_ranks == (ME, HOLDER, LATE)
     assert box.local_materializers == {ME, HOLDER}

@@ -203,9 +203,9 @@ PLANTED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         lambda p: with_box(p, 0, holders=(Rank(9),)),
         "plan 0: box [0, 64) of bucket u0 is held by rank 9, which has no tile",
     ),
-    "catching up but no holder": (
+    "syncing but no holder": (
         lambda p: with_box(p, 0, catching_up=(Rank(1),)),
-        "plan 0: box [0, 64) of bucket u0 is awaited by (1,) and held by (2,); those that catch up are holders",
+        "plan 0: box [0, 64) of bucket u0 is awaited by (1,) and held by (2,); those that sync are holders",
     ),
     "readers": (
         lambda p: with_box(p, 0, readers=(Rank(0), Rank(1))),

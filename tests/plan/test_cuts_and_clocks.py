@@ -14,7 +14,7 @@ from elaswave_fx.plan.lanes.balance import near_cuts
 from elaswave_fx.plan.make.cuts_and_clocks import with_cuts_and_clocks
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import fits_memory, most_memory, plan_uniform
-from elaswave_fx.plan.next.replan import Copies, replan
+from elaswave_fx.plan.next.replan import Replicas, replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words, with_clocks
 from elaswave_fx.plan.work.box import numbered
@@ -109,8 +109,8 @@ def test_after_a_loss_units_are_cut_for_clocks_too(seed: int) -> None:
     before = with_cuts_and_clocks(plan_uniform(whole.workload, topology, 1, pp + 1), power)
     lost = rng.randrange(pp + 1)
     members = tuple(Rank(rank) for rank in range(pp + 1) if rank != lost)
-    copies: Copies = dict.fromkeys((n for n, _ in numbered(before.boxes)), members)
-    after = replan(before, members, copies, 1)
+    replicas: Replicas = dict.fromkeys((n for n, _ in numbered(before.boxes)), members)
+    after = replan(before, members, replicas, 1)
     check_plan(after)
     for lanes in near_cuts_of(after):
         other = make_plan(replace(after.topology, power=None), after.workload, lanes, "", boxes=after.boxes)

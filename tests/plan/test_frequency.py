@@ -258,11 +258,11 @@ def test_the_checker_knows_clocks() -> None:
 
 def test_the_next_plan_has_clocks_of_its_own() -> None:
     before = plan_of(replace(POWER, cap_w=1300.0))
-    copies = {number: (box.owner, *box.holders) for number, box in enumerate(before.boxes)}
-    left = {number: tuple(r for r in ranks if r != 1) for number, ranks in copies.items()}
+    replicas = {number: (box.owner, *box.holders) for number, box in enumerate(before.boxes)}
+    left = {number: tuple(r for r in ranks if r != 1) for number, ranks in replicas.items()}
     after = replan(before, (Rank(0), Rank(2), Rank(3)), left, 1)  # type: ignore[arg-type]
     check_plan(after)
     assert set(after.clocks) == {0, 2, 3}
     assert "clocks: " in after.reason
-    everywhere = dict.fromkeys(copies, (Rank(0),))
+    everywhere = dict.fromkeys(replicas, (Rank(0),))
     assert terminal_plan(before, (Rank(0),), everywhere, "the end").clocks == {}  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ def change(plan: Plan, *members: int) -> Plan:
 
 
 def follow(plan: Plan, asked: ReplanRequest | None = None) -> Iterator[Plan]:
-    """The plans that come next, each with all copies of the one before; with little memory, these are made in waves."""
+    """The plans that come next, each with all replicas of the one before; with little memory, made in waves."""
     for _ in range(16):
         following = successor(plan, {number: box.replica_ranks for number, box in numbered(plan.boxes)}, 1, asked)
         if following is None:
@@ -89,10 +89,10 @@ def test_a_loss_is_answered_at_once_and_then_by_the_goal() -> None:
     *waves, before = (first, *rest[: rest.index(reached)])
     assert all(plan.lanes == first.lanes and plan.goal == first.goal for plan in (*waves, before))
     assert reached.lanes == first.goal.lanes and reached.goal is None and "the goal is reached" in reached.reason
-    assert Transition.of(before, reached).parameter_bytes == 0, "what is computed with is made from copies"
+    assert Transition.of(before, reached).parameter_bytes == 0, "what is computed with is made from replicas"
     last = rest[-1]
     assert last.lanes == reached.lanes and deviation_of(last) <= UNEVEN
-    assert all(len(box.holders) == 1 for box in last.boxes), "copies that nobody needs are dropped"
+    assert all(len(box.holders) == 1 for box in last.boxes), "replicas that nobody needs are dropped"
 
 
 def test_blocking_takes_the_best_at_once_and_parameters_travel_in_the_stop() -> None:
@@ -114,8 +114,8 @@ def test_never_stays_with_what_is_possible_at_once() -> None:
 @pytest.mark.parametrize("goals", ["background", "blocking", "never"])
 def test_a_slow_rank_has_less_work_by_the_mode_of_goals(goals: str) -> None:
     plan = replace(change(with_goals(job(4, 1, 4, 12, room=None), goals), 0, 1, 2, 3), is_asked=False)
-    copies = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
-    following = successor(plan, copies, 1, ReplanRequest({Rank(2): 0.5}))
+    replicas = {number: box.replica_ranks for number, box in numbered(plan.boxes)}
+    following = successor(plan, replicas, 1, ReplanRequest({Rank(2): 0.5}))
     if goals == "never":
         assert following is None or following.lanes == plan.lanes
     else:
@@ -123,12 +123,14 @@ def test_a_slow_rank_has_less_work_by_the_mode_of_goals(goals: str) -> None:
         assert following.tile(Rank(2)).sample_count < plan.tile(Rank(2)).sample_count
 
 
-def test_no_box_has_fewer_copies_on_the_way() -> None:
+def test_no_box_has_fewer_replicas_on_the_way() -> None:
     before = lose_5()
     for plan in follow(before):
         for old, new in zip(before.boxes, plan.boxes, strict=True):
             assert new.owner in old.replica_ranks
-            assert len(new.replica_ranks) >= min(2, len(old.replica_ranks)), "a lost copy may be made in a later wave"
+            assert len(new.replica_ranks) >= min(2, len(old.replica_ranks)), (
+                "a lost replica may be made in a later wave"
+            )
             assert new.local_materializers & set(old.replica_ranks)
             if new.catching_up:
                 assert set(old.replica_ranks) <= set(new.replica_ranks)
@@ -150,23 +152,23 @@ def test_plans_come_to_rest() -> None:
             assert not rest or rest[-1].goal is None
 
 
-def copies_of(plan: Plan) -> list[tuple[Rank, set[Rank], set[Rank]]]:
-    """By box its owner, its holders, and those of them that are behind."""
+def replicas_of(plan: Plan) -> list[tuple[Rank, set[Rank], set[Rank]]]:
+    """By box its owner, its holders, and those of them that sync."""
     return [(box.owner, set(box.holders), set(box.catching_up)) for box in plan.boxes]
 
 
-def test_a_goal_waits_while_ranks_are_behind_and_is_forgotten_with_its_ranks() -> None:
+def test_a_goal_waits_while_ranks_sync_and_is_forgotten_with_its_ranks() -> None:
     first = lose_5()
     assert first.goal is not None
     have = {n: tuple(r for r in b.replica_ranks if r not in b.catching_up) for n, b in numbered(first.boxes)}
     again = replan(first, first.ranks, have, 1)
     assert again.lanes == first.lanes and again.goal == first.goal
-    assert copies_of(again) == copies_of(first)
+    assert replicas_of(again) == replicas_of(first)
     fewer = change(first, *(rank for rank in first.ranks if rank != 9))
     assert fewer.goal is None or 9 not in {rank for lane in fewer.goal.lanes for rank in lane.ranks}
 
 
-def test_copies_for_a_goal_take_no_more_memory_than_there_is() -> None:
+def test_replicas_for_a_goal_take_no_more_memory_than_there_is() -> None:
     for room in (1.05, 1.2, 1.5):
         try:
             plan = change(job(4, 4, 32, 16, room), *(rank for rank in range(16) if rank != 5))
@@ -177,7 +179,7 @@ def test_copies_for_a_goal_take_no_more_memory_than_there_is() -> None:
                 assert each.predicted.ranks[member.rank].memory_bytes <= (member.memory_bytes or 0)
 
 
-def test_ranks_that_come_get_copies_while_the_others_go_on() -> None:
+def test_ranks_that_come_get_replicas_while_the_others_go_on() -> None:
     before = job(4, 1, 1, 40, room=None, elements=4 * ELEMENTS)
     joined = change(before, *range(5))
     assert joined.lanes == before.lanes and joined.goal is not None and not joined.tile(Rank(4)).units
@@ -203,7 +205,7 @@ def test_the_checker_looks_at_goals(broken: str) -> None:
 
 def test_objectives_count_steps() -> None:
     assert AtOnce(100.0).steps(2.0, 10.0) == 45 and AtOnce(100.0).longest_s(50) == 2.0
-    on_the_way = OnTheWay(goal_s=2.0, goal_stall_s=10.0, catch_up_s=30.0)
+    on_the_way = OnTheWay(goal_s=2.0, goal_stall_s=10.0, sync_s=30.0)
     assert on_the_way.steps(2.5, 4.0) == 12 + 3 and on_the_way.longest_s(17.0) == 2.5
     assert on_the_way.steps_without == pytest.approx(15.025)
     assert InBackground(100.0, now_s=4.0, ratio=2.0).steps(2.0, 10.0) == pytest.approx(5 + 79.95 / 2)
@@ -246,7 +248,7 @@ def test_a_goal_that_was_given_up_is_tried_again_when_a_rank_has_another_speed()
     assert all(not plan.given_up for plan in [next(follow(last, ReplanRequest(speeds={Rank(1): 0.6})))])
 
 
-def test_copies_for_which_there_is_room_are_kept_where_not_all_have_some() -> None:
+def test_replicas_for_which_there_is_room_are_kept_where_not_all_have_some() -> None:
     first = change(job(2, 3, 5, 4, room=1.0, elements=200_000), 0, 2, 3, 4, 5)
     plans = [first, *follow(first)]
     made = [sum(len(box.replica_ranks) - 1 for box in plan.boxes) for plan in plans]

@@ -1,4 +1,4 @@
-"""A rank that is to leave: its work and its copies go to the others first, then a plan without it follows."""
+"""A rank that is to leave: its work and its replicas go to the others first, then a plan without it follows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(*ranks: int, overdue: tuple[int, ...] = ()) -> ReplanRequest:
     return ReplanRequest(leaving=tuple(map(Rank, ranks)), overdue=tuple(map(Rank, overdue)))
 
 
-def copies_of(plan: Plan, only_complete: bool = False) -> dict[BoxId, tuple[Rank, ...]]:
+def replicas_of(plan: Plan, only_complete: bool = False) -> dict[BoxId, tuple[Rank, ...]]:
     return {
         number: tuple(sorted(box.local_materializers if only_complete else box.replica_ranks))
         for number, box in numbered(plan.boxes)
@@ -35,9 +35,9 @@ def copies_of(plan: Plan, only_complete: bool = False) -> dict[BoxId, tuple[Rank
 
 
 def follow(plan: Plan, request: ReplanRequest) -> Iterator[Plan]:
-    """The plans that come next, each with all copies of the one before, until nothing follows."""
+    """The plans that come next, each with all replicas of the one before, until nothing follows."""
     for _ in range(16):
-        following = successor(plan, copies_of(plan), 1, request)
+        following = successor(plan, replicas_of(plan), 1, request)
         if following is None:
             return
         check_plan(following)
@@ -48,7 +48,7 @@ def follow(plan: Plan, request: ReplanRequest) -> Iterator[Plan]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_rank_can_leave_with_all_copies_made_elsewhere_before(layout: tuple[int, int]) -> None:
+def test_every_rank_can_leave_with_all_replicas_made_elsewhere_before(layout: tuple[int, int]) -> None:
     plan = job(*layout, 6, 4, room=4.0)
     for rank in plan.ranks:
         before = plan
@@ -62,7 +62,7 @@ def test_every_rank_can_leave_with_all_copies_made_elsewhere_before(layout: tupl
         last = plans[-1]
         assert last.ranks == tuple(r for r in plan.ranks if r != rank) and not last.topology.leaving
         assert last.lanes == before.lanes and not any(rank in lane.ranks for lane in before.lanes)
-        assert all(len(box.local_materializers) >= 2 for box in last.boxes), "no copy is missing when it goes"
+        assert all(len(box.local_materializers) >= 2 for box in last.boxes), "no replica is missing when it goes"
         assert len(plans) <= 4
         assert Transition.of(before, last).lines()[0].endswith(f"left by rank {rank}")
         assert f"left by rank {rank}" in last.reason and f"to be left by rank {rank}" in plans[0].reason
@@ -79,10 +79,10 @@ def test_a_rank_leaves_by_every_policy(policy: str) -> None:
 
 def test_who_owns_what_nobody_else_has_keeps_it_until_others_do() -> None:
     plan = job(2, 2, 6, 4, room=4.0)
-    alone = {number: tuple(r for r in ranks if r != 1) or ranks for number, ranks in copies_of(plan).items()}
+    alone = {number: tuple(r for r in ranks if r != 1) or ranks for number, ranks in replicas_of(plan).items()}
     alone = {number: ((Rank(3),) if 3 in ranks else ranks) for number, ranks in alone.items()}
-    with_one_copy = replan(plan, plan.ranks, alone, 0)
-    first = successor(with_one_copy, copies_of(with_one_copy), 1, told(3))
+    with_one_replica = replan(plan, plan.ranks, alone, 0)
+    first = successor(with_one_replica, replicas_of(with_one_replica), 1, told(3))
     assert first is not None and Rank(3) in first.ranks
     kept = [box for box in first.boxes if box.owner == 3]
     assert kept and all(len(box.catching_up) == 2 and 3 not in box.catching_up for box in kept)
@@ -100,32 +100,32 @@ def test_the_last_rank_stays() -> None:
     plan = job(2, 1, 6, 4)
     plans = list(follow(plan, told(0, 1)))
     assert plans[-1].ranks == (1,)
-    assert successor(plans[-1], copies_of(plans[-1]), 1, told(1, overdue=(1,))) is None
+    assert successor(plans[-1], replicas_of(plans[-1]), 1, told(1, overdue=(1,))) is None
 
 
-def test_who_is_overdue_goes_with_fewer_copies_left_but_never_with_the_last_one() -> None:
+def test_who_is_overdue_goes_with_fewer_replicas_left_but_never_with_the_last_one() -> None:
     plan = job(2, 2, 6, 4)
-    following = successor(plan, copies_of(plan), 1, told(2, overdue=(2,)))
+    following = successor(plan, replicas_of(plan), 1, told(2, overdue=(2,)))
     assert following is not None and following.ranks == (0, 1, 3)
     check_plan(following)
-    behind = successor(plan, copies_of(plan), 1, told(2))
-    assert behind is not None
-    now = copies_of(behind, only_complete=True)
-    assert successor(behind, now, 1, told(2)) is None, "copies are on their way"
-    following = successor(behind, now, 1, told(2, overdue=(2,)))
+    syncing = successor(plan, replicas_of(plan), 1, told(2))
+    assert syncing is not None
+    now = replicas_of(syncing, only_complete=True)
+    assert successor(syncing, now, 1, told(2)) is None, "replicas are on their way"
+    following = successor(syncing, now, 1, told(2, overdue=(2,)))
     assert following is not None and following.ranks == (0, 1, 3)
-    last = {number: ((Rank(2),) if 2 in ranks else ranks) for number, ranks in copies_of(plan).items()}
+    last = {number: ((Rank(2),) if 2 in ranks else ranks) for number, ranks in replicas_of(plan).items()}
     assert successor(plan, last, 1, told(2, overdue=(2,))) is None
 
 
 @pytest.mark.parametrize("lost", range(4))
 def test_after_a_loss_who_leaves_gets_nothing(lost: int) -> None:
     plan = job(2, 2, 6, 4, room=4.0)
-    behind = successor(plan, copies_of(plan), 1, told(2))
-    assert behind is not None and behind.topology.leaving == (2,)
-    members = tuple(rank for rank in behind.ranks if rank != lost)
-    have = {n: tuple(r for r in ranks if r != lost) for n, ranks in copies_of(behind, only_complete=True).items()}
-    after = replan(behind, members, have, 1)
+    syncing = successor(plan, replicas_of(plan), 1, told(2))
+    assert syncing is not None and syncing.topology.leaving == (2,)
+    members = tuple(rank for rank in syncing.ranks if rank != lost)
+    have = {n: tuple(r for r in ranks if r != lost) for n, ranks in replicas_of(syncing, only_complete=True).items()}
+    after = replan(syncing, members, have, 1)
     check_plan(after)
     assert not any(2 in lane.ranks for lane in after.lanes)
     assert 2 not in {rank for box in after.boxes for rank in box.catching_up}

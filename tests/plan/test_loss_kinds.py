@@ -12,14 +12,14 @@ import pytest
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import most_memory, plan_uniform
 from elaswave_fx.plan.next.loss_kinds import loss_kind
-from elaswave_fx.plan.next.replan import Copies, replan, replan_like
+from elaswave_fx.plan.next.replan import Replicas, replan, replan_like
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, local_topology
 from tests.plan.samples import chain
 
 
-def after(plan: Plan, lost: Rank) -> tuple[tuple[Rank, ...], Copies]:
+def after(plan: Plan, lost: Rank) -> tuple[tuple[Rank, ...], Replicas]:
     """Who goes on without the rank, and what they have."""
     members = tuple(rank for rank in plan.ranks if rank != lost)
     return members, {n: tuple(r for r in box.replica_ranks if r != lost) for n, box in numbered(plan.boxes)}
@@ -43,25 +43,25 @@ def test_equal_lanes_have_a_kind_for_each_of_their_stages() -> None:
 
 def plain_job(rng: random.Random) -> tuple[Plan, int]:
     """Alike lanes, with a bound on memory in every second case."""
-    dp, pp, copies = rng.randint(2, 4), rng.randint(1, 4), rng.randint(1, 2)
+    dp, pp, replicas = rng.randint(2, 4), rng.randint(1, 4), rng.randint(1, 2)
     units = [rng.choice((1e-3, 1e-3, 2e-3)) for _ in range(rng.randint(pp, 12))]
     workload = chain(len(units), rng.randint(1, 3) * dp * pp, 1, units)
-    plan = plan_uniform(workload, local_topology(dp * pp), dp, pp, copies)
+    plan = plan_uniform(workload, local_topology(dp * pp), dp, pp, replicas)
     if rng.random() < 0.5:
-        return plan, copies
+        return plan, replicas
     tight = local_topology(dp * pp, memory_bytes=int(1.5 * most_memory(plan)))
-    return plan_uniform(workload, tight, dp, pp, copies), copies
+    return plan_uniform(workload, tight, dp, pp, replicas), replicas
 
 
 def test_what_is_taken_for_one_is_taken_for_all_of_its_kind() -> None:
     tried = other_lanes = 0
     for seed in range(40):
-        plan, copies = plain_job(random.Random(seed))
+        plan, replicas = plain_job(random.Random(seed))
         for first, *others in kinds(plan).values():
-            _, choice = replan_like(plan, *after(plan, first), copies, None)
+            _, choice = replan_like(plan, *after(plan, first), replicas, None)
             for lost in others[-2:]:
-                without = replan(plan, *after(plan, lost), copies)
-                found, _ = replan_like(plan, *after(plan, lost), copies, choice)
+                without = replan(plan, *after(plan, lost), replicas)
+                found, _ = replan_like(plan, *after(plan, lost), replicas, choice)
                 check_plan(found)
                 assert found.predicted.step_s <= 1.01 * without.predicted.step_s, (seed, lost)
                 tried += 1

@@ -132,10 +132,10 @@ def test_a_smaller_batch_is_what_whole_lanes_had() -> None:
 def test_the_whole_batch_comes_back_with_ranks() -> None:
     before = job(3, 2, policy="smaller_batch")
     after = lose(before, 3)
-    copies = dict.fromkeys(range(len(after.boxes)), after.ranks)
-    same = replan(after, after.ranks, copies, 1)
+    replicas = dict.fromkeys(range(len(after.boxes)), after.ranks)
+    same = replan(after, after.ranks, replicas, 1)
     assert (same.lanes, same.workload.samples) == (after.lanes, 16), "nobody came"
-    back = replan(after, before.ranks, copies, 1)
+    back = replan(after, before.ranks, replicas, 1)
     check_plan(back)
     assert (back.workload.skipped, sum(len(span) for lane in back.lanes for span in spans_of(lane))) == (0, 24)
 

@@ -15,7 +15,7 @@ from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import BoxId
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Rank, Topology
-from tests.plan.random_topologies import copies_left, first_plan, random_topology, random_widths, random_workload
+from tests.plan.random_topologies import first_plan, random_topology, random_widths, random_workload, replicas_left
 
 Numbers = Mapping[Rank, Rank]
 Hosts = Mapping[Host, Host]
@@ -80,13 +80,15 @@ def without_words(plan: Plan) -> Plan:
 
 
 def job(rng: random.Random) -> tuple[Plan, int] | None:
-    """A first plan of up to 16 ranks, and how many copies it has."""
-    ranks, copies = rng.randint(2, 16), rng.randint(0, 2)
-    plan = first_plan(rng, random_workload(rng, ranks), random_topology(rng, ranks), copies)
-    return None if plan is None else (plan, copies)
+    """A first plan of up to 16 ranks, and how many replicas it has."""
+    ranks, replicas = rng.randint(2, 16), rng.randint(0, 2)
+    plan = first_plan(rng, random_workload(rng, ranks), random_topology(rng, ranks), replicas)
+    return None if plan is None else (plan, replicas)
 
 
-def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: Hosts) -> list[tuple[Plan, Plan, bool]]:
+def losses(
+    rng: random.Random, plan: Plan, replicas: int, ranks: Numbers, hosts: Hosts
+) -> list[tuple[Plan, Plan, bool]]:
     """After each of three losses: the plan, and that of the job with the other numbers from the same plan before; and
     whether each rank could be told from the others by what it had, for one at most had nothing."""
     found = []
@@ -95,7 +97,7 @@ def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: H
         if len(alive) < 2:
             break
         members = tuple(sorted(rng.sample(alive, len(alive) - 1)))
-        have = copies_left(rng, plan, members)
+        have = replicas_left(rng, plan, members)
         others: dict[BoxId, tuple[Rank, ...]] = {n: tuple(ranks[r] for r in old) for n, old in have.items()}
         before = renumbered(plan, ranks, hosts)
         have_something = {r for lane in plan.lanes for r in lane.ranks} | {
@@ -103,12 +105,12 @@ def losses(rng: random.Random, plan: Plan, copies: int, ranks: Numbers, hosts: H
         }
         is_known = len(set(members) - have_something) < 2
         try:
-            plan = replan(plan, members, have, copies)
+            plan = replan(plan, members, have, replicas)
         except PlanError as error:
             with pytest.raises(PlanError, match=str(error).split(":")[0]):
-                replan(before, tuple(sorted(ranks[r] for r in members)), others, copies)
+                replan(before, tuple(sorted(ranks[r] for r in members)), others, replicas)
             break
-        other = replan(before, tuple(sorted(ranks[r] for r in members)), others, copies)
+        other = replan(before, tuple(sorted(ranks[r] for r in members)), others, replicas)
         found.append((plan, other, is_known))
     return found
 
@@ -121,9 +123,9 @@ def renumbered_losses(order: Renumber) -> Iterator[tuple[Callable[[Plan], Plan],
         made = job(rng)
         if made is None:
             continue
-        plan, copies = made
+        plan, replicas = made
         ranks, hosts = numbers_of(rng, plan.topology, order)
-        for after, other, is_known in losses(rng, plan, copies, ranks, hosts):
+        for after, other, is_known in losses(rng, plan, replicas, ranks, hosts):
             yield partial(renumbered, ranks=ranks, hosts=hosts), after, other, is_known
 
 

@@ -1,4 +1,4 @@
-"""The next plan after a loss: valid, with owners that have a copy, units kept where a stage survives, and why."""
+"""The next plan after a loss: valid, with owners that have a replica, units kept where a stage survives, and why."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def uniform(
     return plan_uniform(workload, local_topology(dp * pp, ranks_per_host), dp, pp)
 
 
-def caught_up(plan: Plan) -> Have:
-    """Copies once everybody has what the plan says."""
+def in_sync(plan: Plan) -> Have:
+    """Replicas once everybody has what the plan says."""
     return {number: (box.owner, *box.holders) for number, box in enumerate(plan.boxes)}
 
 
 def at_once(plan: Plan) -> Have:
-    """Copies before anybody has caught up."""
+    """Replicas before anybody is in sync."""
     return {n: tuple(r for r in box.replica_ranks if r not in box.catching_up) for n, box in numbered(plan.boxes)}
 
 
@@ -53,7 +53,7 @@ def without(plan: Plan, *lost: int) -> tuple[Rank, ...]:
 
 
 def lose(plan: Plan, *lost: int, count: int = 1, have: Have | None = None) -> Plan:
-    found = replan(plan, without(plan, *lost), caught_up(plan) if have is None else have, count)
+    found = replan(plan, without(plan, *lost), in_sync(plan) if have is None else have, count)
     check_plan(found)
     assert found.epoch == plan.epoch + 1
     return found
@@ -62,10 +62,10 @@ def lose(plan: Plan, *lost: int, count: int = 1, have: Have | None = None) -> Pl
 def settle(plan: Plan, count: int = 1, most: int = 6) -> tuple[Plan, int]:
     """Plan again until nothing wants to move; how often that took."""
     for rounds in range(most):
-        if not wants_move(plan, caught_up(plan), count):
+        if not wants_move(plan, in_sync(plan), count):
             return plan, rounds
         plan = lose(plan, count=count)
-    raise AssertionError("copies move for ever")
+    raise AssertionError("replicas move for ever")
 
 
 def check_boxes(before: Plan, after: Plan, have: Have, count: int) -> None:
@@ -74,17 +74,17 @@ def check_boxes(before: Plan, after: Plan, have: Have, count: int) -> None:
     host = {m.rank: m.host for m in after.topology.members}
     assert [(b.bucket, b.span) for b in after.boxes] == [(b.bucket, b.span) for b in before.boxes]
     for number, (old, new) in enumerate(zip(before.boxes, after.boxes, strict=True)):
-        copies = alive & set(have[number])
+        replicas = alive & set(have[number])
         group = set(new.readers)
-        assert new.owner in copies
-        assert new.owner in group or not copies & group
-        if stays(old, new, copies) and new.owner != old.owner:
+        assert new.owner in replicas
+        assert new.owner in group or not replicas & group
+        if stays(old, new, replicas) and new.owner != old.owner:
             assert uneven_without_moves(before, after, have, new.bucket)
         kept = {new.owner, *new.holders}
-        assert set(new.catching_up) == set(new.holders) - copies
+        assert set(new.catching_up) == set(new.holders) - replicas
         assert len(new.holders) >= min(count, len(alive) - 1)
         if new.catching_up:
-            assert copies <= kept
+            assert replicas <= kept
         else:
             read_anew = {rank for rank in new.holders if rank in new.readers and rank not in old.readers}
             assert 0 <= len(new.holders) - min(count, len(alive) - 1) <= len(read_anew)
@@ -94,9 +94,9 @@ def check_boxes(before: Plan, after: Plan, have: Have, count: int) -> None:
             assert kept & group
 
 
-def stays(old: Box, new: Box, copies: set[Rank]) -> bool:
-    """Whether the owner of a box has a copy, and reads the box as far as anybody who has one does."""
-    return old.owner in copies and (old.owner in new.readers or not copies & set(new.readers))
+def stays(old: Box, new: Box, replicas: set[Rank]) -> bool:
+    """Whether the owner of a box has a replica, and reads the box as far as anybody who has one does."""
+    return old.owner in replicas and (old.owner in new.readers or not replicas & set(new.readers))
 
 
 def uneven_without_moves(before: Plan, after: Plan, have: Have, bucket: int) -> bool:
@@ -115,25 +115,25 @@ def uneven_without_moves(before: Plan, after: Plan, have: Have, bucket: int) -> 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Plan, list[int], int]:
-    """A plan, the order in which its ranks are lost, and the number of copies."""
+    """A plan, the order in which its ranks are lost, and the number of replicas."""
     dp, pp = draw(st.sampled_from([(2, 2), (3, 2), (2, 3), (4, 1), (1, 3), (1, 5), (3, 1), (2, 4)]))
     granule = draw(st.integers(1, 2))
     costs = draw(st.lists(st.sampled_from((1e-3, 3e-3, 7e-3)), min_size=6, max_size=6))
     workload = chain(6, draw(st.integers(4, 12)) * granule, granule, costs, draw(st.booleans()))
-    copies = draw(st.integers(0, 2))
+    replicas = draw(st.integers(0, 2))
     topology = local_topology(dp * pp, draw(st.integers(1, 3)))
     speeds = draw(st.lists(st.sampled_from((1.0, 1.0, 0.5)), min_size=dp * pp, max_size=dp * pp))
     members = tuple(Member(m.rank, m.host, s) for m, s in zip(topology.members, speeds, strict=True))
     workload = asking(workload, micro_batch=draw(st.sampled_from((None, 2, 3))))
-    plan = plan_uniform(workload, Topology(members), dp, pp, copies)
-    return plan, list(draw(st.permutations(range(dp * pp)))), copies
+    plan = plan_uniform(workload, Topology(members), dp, pp, replicas)
+    return plan, list(draw(st.permutations(range(dp * pp)))), replicas
 
 
 @settings(deadline=None, max_examples=60)
 @given(jobs(), st.data())
 def test_losses_down_to_one_rank_keep_a_valid_plan(job: tuple[Plan, list[int], int], data: st.DataObject) -> None:
     plan, order, count = job
-    have = caught_up(plan)
+    have = in_sync(plan)
     while len(plan.ranks) > 1:
         members = without(plan, order.pop())
         if any(not set(have[n]) & set(members) for n in have):  # rolled back: everybody has everything
@@ -143,16 +143,16 @@ def test_losses_down_to_one_rank_keep_a_valid_plan(job: tuple[Plan, list[int], i
         assert after == replan(plan, members, {n: tuple(reversed(r)) for n, r in have.items()}, count)
         assert Plan.from_json(after.to_json()) == after
         check_boxes(plan, after, have, count)
-        plan, have = after, caught_up(after) if data.draw(st.booleans()) else at_once(after)
+        plan, have = after, in_sync(after) if data.draw(st.booleans()) else at_once(after)
 
 
 @settings(deadline=None, max_examples=40)
 @given(jobs())
-def test_copies_come_to_rest(job: tuple[Plan, list[int], int]) -> None:
+def test_replicas_come_to_rest(job: tuple[Plan, list[int], int]) -> None:
     plan, order, count = job
-    assert not wants_move(plan, caught_up(plan), count)
+    assert not wants_move(plan, in_sync(plan), count)
     members = without(plan, order[0])
-    have = caught_up(plan)
+    have = in_sync(plan)
     if any(not set(have[n]) & set(members) for n in have):
         have = dict.fromkeys(have, members)
     after, rounds = settle(replan(plan, members, have, count), count)
@@ -169,7 +169,7 @@ def test_any_lanes_can_lose_a_rank(found: tuple[Workload, tuple[Lane, ...]]) -> 
     plan = make_plan(local_topology(world(lanes)), workload, lanes, "random", 2)
     if world(lanes) > 1:
         after = lose(plan, 0, count=2)
-        check_boxes(plan, after, caught_up(plan), 2)
+        check_boxes(plan, after, in_sync(plan), 2)
 
 
 def units(plan: Plan) -> dict[Rank, Span]:
@@ -183,11 +183,11 @@ def shaped(plan: Plan, *lost: int) -> dict[str, list[Plan]]:
     topology = replace(plan.topology, members=members)
     shaper, found = LaneShaper(plan.workload, topology, len(members) > FEW_RANKS), {}
     for candidate in lane_candidates(plan, topology):
-        table = shaper.table(candidate.sketches, 0)
-        for size in shaper.sizes(candidate.sketches):
-            lanes = shaper.shape(candidate.sketches, size, table)
+        table = shaper.table(candidate.shapes, 0)
+        for size in shaper.sizes(candidate.shapes):
+            lanes = shaper.shape(candidate.shapes, size, table)
             if lanes is not None:
-                after = make_plan(topology, plan.workload, lanes, candidate.name, copies=0)
+                after = make_plan(topology, plan.workload, lanes, candidate.name, replicas=0)
                 check_plan(after)
                 found.setdefault(candidate.name, []).append(after)
     return found
@@ -308,7 +308,7 @@ def orphaned() -> Plan:
     workload = chain(9, 24)
     before = plan_uniform(workload, local_topology(3, 1), 1, 3)
     boxes = tuple(replace(b, holders=tuple(r for r in (Rank(0), Rank(2)) if r != b.owner)) for b in before.boxes)
-    lean = plan_lanes(workload, local_topology(2, 1), [(1, 1)], copies=1)
+    lean = plan_lanes(workload, local_topology(2, 1), [(1, 1)], replicas=1)
     limit = most_memory(lean)
     members = tuple(
         Member(m.rank, m.host, memory_bytes=int((1.095 if m.rank == 0 else 4) * limit)) for m in before.topology.members
@@ -316,19 +316,19 @@ def orphaned() -> Plan:
     return replace(before, boxes=boxes, topology=replace(before.topology, members=members))
 
 
-def test_an_owner_outside_of_the_group_hands_over_to_a_reader_that_caught_up() -> None:
+def test_an_owner_outside_of_the_group_hands_over_to_a_reader_that_is_in_sync() -> None:
     before = orphaned()
     have = {n: (b.owner, *b.holders) if b.owner == 2 else (Rank(0),) for n, b in enumerate(before.boxes)}
     after = lose(before, 1, have=have)
     assert len(after.tiles) == 2 and outside(after) > 0
     assert any(box.catching_up for box in after.boxes) and "are made now, for which there is room" in after.reason
-    assert wants_move(after, caught_up(after), 1)
-    at_rest, rounds = settle(after, most=len(after.boxes))  # there is room for one copy at a time
+    assert wants_move(after, in_sync(after), 1)
+    at_rest, rounds = settle(after, most=len(after.boxes))  # there is room for one replica at a time
     assert rounds > 1 and outside(at_rest) == 0 and at_rest.tiles == after.tiles
     assert not any(box.catching_up for box in at_rest.boxes) and not wants_move(at_rest, at_once(at_rest), 1)
 
 
-def test_the_holder_of_a_lost_rank_is_promoted_and_few_pairs_have_all_copies() -> None:
+def test_the_holder_of_a_lost_rank_is_promoted_and_few_pairs_have_all_replicas() -> None:
     before = uniform(6, 1, chain(24, 24))
     (heir,) = {box.holders for box in before.boxes if box.owner == 2}
     after = lose(before, 2)
@@ -342,41 +342,40 @@ def test_the_holder_of_a_lost_rank_is_promoted_and_few_pairs_have_all_copies() -
     assert max(kept.values()) <= 1.5 * min(kept.values())
 
 
-def test_a_surplus_holder_stays_until_nobody_is_catching_up() -> None:
+def test_a_surplus_holder_stays_until_nobody_is_syncing() -> None:
     before = uniform(4, 1, ranks_per_host=2)
-    # The copy of rank 0's first box lies with its neighbour on the same host only.
+    # The replica of rank 0's first box lies with its neighbour on the same host only.
     boxes = (replace(before.boxes[0], holders=(Rank(1),)), *before.boxes[1:])
     before = replace(before, boxes=boxes)
     first = lose(before)
     assert first.boxes[0].holders == (1, 2) and first.boxes[0].catching_up == (2,)
-    assert wants_move(first, caught_up(first), 1)
+    assert wants_move(first, in_sync(first), 1)
     second = lose(first)
-    assert second.boxes[0].holders == (2,) and not wants_move(second, caught_up(second), 1)
+    assert second.boxes[0].holders == (2,) and not wants_move(second, in_sync(second), 1)
 
 
-def test_a_holder_that_lost_its_copy_gets_it_again() -> None:
+def test_a_holder_that_lost_its_replica_gets_it_again() -> None:
     before = uniform(2, 2)
     holder = before.boxes[0].holders[0]
-    after = lose(before, have={**caught_up(before), 0: (before.boxes[0].owner,)})
+    after = lose(before, have={**in_sync(before), 0: (before.boxes[0].owner,)})
     assert after.tiles == before.tiles
     assert after.boxes == (replace(before.boxes[0], catching_up=(holder,)), *before.boxes[1:])
-    assert (
-        after.reason
-        == "the same ranks; lanes as before; 1 of 17 boxes (0) have a single copy until rank 2 has caught up"
+    assert after.reason == (
+        "the same ranks; lanes as before; 1 of 17 boxes (0) have a single copy until rank 2 has caught up"
     )
 
 
-def test_an_owner_that_lost_its_copy_is_replaced_and_catches_up() -> None:
+def test_an_owner_that_lost_its_replica_is_replaced_and_syncs() -> None:
     before = uniform(2, 2)
     old, holder = before.boxes[0].owner, before.boxes[0].holders[0]
-    after = lose(before, have={**caught_up(before), 0: (holder,)})
+    after = lose(before, have={**in_sync(before), 0: (holder,)})
     assert (after.boxes[0].owner, after.boxes[0].holders, after.boxes[0].catching_up) == (holder, (old,), (old,))
 
 
 def test_a_rank_that_comes_back_gets_a_tile() -> None:
     before = uniform(2, 2)
     after = lose(before, 3)
-    back = replan(after, before.ranks, caught_up(after), 1)
+    back = replan(after, before.ranks, in_sync(after), 1)
     check_plan(back)
     assert back.ranks == before.ranks and back.reason.startswith("joined by rank 3; units cut anew: ")
 
@@ -393,11 +392,11 @@ def test_memory_takes_micro_batches_down() -> None:
     assert len(tight.tiles[0].micro_batches) > len(free.tiles[0].micro_batches) == 1
 
 
-def test_memory_takes_copies_down_before_the_job_ends() -> None:
+def test_memory_takes_replicas_down_before_the_job_ends() -> None:
     before = uniform(3, 1, replace(chain(1, 24, batch_coupled=True), least_elements=32))
     bare = most_memory(lose(before, 0, count=0))
     after = lose(limited(before, bare), 0)
-    assert after.reason.endswith("memory has room for 0 of 1 copies of each box")
+    assert after.reason.endswith("memory has room for 0 of 1 replicas of each box")
 
 
 @settings(deadline=None, max_examples=40)
@@ -420,7 +419,7 @@ def test_under_any_limit_a_plan_fits_or_the_refusal_names_a_number(
 
 def test_too_few_ranks_name_the_smallest_number_that_would_do() -> None:
     before = uniform(1, 4)
-    limit = most_memory(plan_lanes(before.workload, local_topology(3, 1), [(1, 1, 1)], copies=0))
+    limit = most_memory(plan_lanes(before.workload, local_topology(3, 1), [(1, 1, 1)], replicas=0))
     message = (
         r"^replan: 1 rank cannot hold the job: a rank needs .* and has .*; the smallest number of ranks that would "
     )
@@ -431,18 +430,18 @@ def test_too_few_ranks_name_the_smallest_number_that_would_do() -> None:
 
 def test_a_rank_for_which_there_is_no_tile_keeps_boxes_and_computes_nothing() -> None:
     plan = uniform(1, 2, chain(2, 1))
-    after = replan(plan, (*plan.ranks, Rank(2)), caught_up(plan), 1)
+    after = replan(plan, (*plan.ranks, Rank(2)), in_sync(plan), 1)
     check_plan(after)
     assert after.lanes == plan.lanes and not after.tile(Rank(2)).units
     with pytest.raises(PlanError, match=r"3 ranks cannot share 2 units x 1 granules; at most 2 ranks have some"):
-        replan(plan, (Rank(0), Rank(2), Rank(3)), dict.fromkeys(caught_up(plan), (Rank(0),)), 1)
+        replan(plan, (Rank(0), Rank(2), Rank(3)), dict.fromkeys(in_sync(plan), (Rank(0),)), 1)
 
 
-def test_a_box_without_a_copy_is_named() -> None:
+def test_a_box_without_a_replica_is_named() -> None:
     plan = uniform(2, 2)
-    message = "replan: box 1 (elements [64, 100) of bucket u0) has no copy among ranks 1, 3; an owner has a copy"
+    message = "replan: box 1 (elements [64, 100) of bucket u0) has no replica among ranks 1, 3; an owner has a replica"
     with pytest.raises(PlanError, match="^" + re.escape(message)):
-        replan(plan, without(plan, 0, 2), {**caught_up(plan), 0: (Rank(3),)}, 1)
+        replan(plan, without(plan, 0, 2), {**in_sync(plan), 0: (Rank(3),)}, 1)
 
 
 def test_reasons_say_what_was_lost_chosen_and_beaten() -> None:
@@ -487,7 +486,7 @@ def test_a_plan_does_not_depend_on_the_numbers_of_ranks(
         schedule={number[r]: order for r, order in plan.schedule.items()},
     )  # fmt: skip
     left = without(plan, order[0])
-    have = {n: tuple(r for r in ranks if r in left) or left for n, ranks in caught_up(plan).items()}
+    have = {n: tuple(r for r in ranks if r in left) or left for n, ranks in in_sync(plan).items()}
     after = replan(plan, left, have, count)
     renamed = replan(
         other, tuple(number[r] for r in left), {n: tuple(number[r] for r in r_s) for n, r_s in have.items()}, count

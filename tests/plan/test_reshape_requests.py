@@ -23,12 +23,12 @@ def shape(plan: Plan) -> tuple[int, ...]:
 
 
 def carried_out(plan: Plan, reshape: ReshapeRequest) -> list[Plan]:
-    """The plans from the reshape on, each with all copies of the one before, until nothing follows."""
+    """The plans from the reshape on, each with all replicas of the one before, until nothing follows."""
     plans = [plan]
     request = ReplanRequest(reshape=reshape)
     while True:
-        copies = {number: box.replica_ranks for number, box in numbered(plans[-1].boxes)}
-        following = successor(plans[-1], copies, 1, request)
+        replicas = {number: box.replica_ranks for number, box in numbered(plans[-1].boxes)}
+        following = successor(plans[-1], replicas, 1, request)
         request = ReplanRequest()
         if following is None:
             return plans[1:]
@@ -64,7 +64,7 @@ def test_a_reshape_is_carried_out_in_every_mode(goals: str, reshape: ReshapeRequ
     if goals == "blocking":
         assert plans[0].lanes == plans[-1].lanes and moved[0] > 0 and all(each.goal is None for each in plans)
     else:
-        assert plans[0].goal is not None and not any(moved), "made from copies"
+        assert plans[0].goal is not None and not any(moved), "made from replicas"
 
 
 def test_the_best_is_looked_for_when_the_user_wants_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.goal import successor
-from elaswave_fx.plan.next.replan import Copies
+from elaswave_fx.plan.next.replan import Replicas
 from elaswave_fx.plan.next.replan_request import ReplanRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import numbered
@@ -13,7 +13,7 @@ from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import asking, chain
 
 
-def everybody(plan: Plan) -> Copies:
+def everybody(plan: Plan) -> Replicas:
     return {number: box.replica_ranks for number, box in numbered(plan.boxes)}
 
 
@@ -22,7 +22,7 @@ def samples(plan: Plan, rank: int) -> int:
 
 
 def settled(plan: Plan, speeds: dict[Rank, float]) -> tuple[Plan, str]:
-    """The plan that stays, once copies have caught up, and the reasons of all on the way to it."""
+    """The plan that stays, once replicas are in sync, and the reasons of all on the way to it."""
     reasons: list[str] = []
     for _ in range(6):
         following = successor(plan, everybody(plan), 1, ReplanRequest(speeds))

@@ -12,7 +12,7 @@ from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.predict.transition import CopyTask, Handover, Transition
+from elaswave_fx.plan.predict.transition import Handover, ReplicaTransfer, Transition
 from elaswave_fx.plan.replicas.deal_boxes import with_readers
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import split_micro_batches, tiles_of
@@ -52,12 +52,12 @@ def test_a_moved_cut_moves_units_and_parameters_only() -> None:
     def cut_at(unit: int, like: Plan | None = None) -> Plan:
         lanes = (lane([((0,), (0, unit)), ((1,), (unit, 4))], split_micro_batches(Span(0, 8), 2, 1)),)
         boxes = with_readers(like.boxes, workload, tiles_of(lanes)) if like else None
-        return make_plan(local_topology(2), workload, lanes, "cut", copies=0, boxes=boxes)
+        return make_plan(local_topology(2), workload, lanes, "cut", replicas=0, boxes=boxes)
 
     before = cut_at(2)
     change = Transition.of(before, cut_at(3, before))
     assert change.gained == {0: (2,)} and change.dropped == {1: (2,)}
-    assert change.parameters == {2: (0,)} and change.copies == () and change.handovers == ()
+    assert change.parameters == {2: (0,)} and change.transfers == () and change.handovers == ()
     assert change.bytes_moved == change.parameter_bytes == 4 * workload.buckets[2].numel
     assert change.lines() == (
         "epoch 0 -> 0: the same ranks",
@@ -78,10 +78,10 @@ def test_what_travels_is_what_the_plans_say(shape: tuple[int, int], lost: int) -
     owners = [(before.boxes[h.box].owner, after.boxes[h.box].owner) for h in change.handovers]
     assert change.handovers == tuple(Handover(h.box, *o) for h, o in zip(change.handovers, owners, strict=True))
     assert all(old != new for old, new in owners)
-    catching_up = {(n, r) for n, b in enumerate(after.boxes) for r in b.catching_up}
-    assert {(t.box, t.target) for t in change.copies} == catching_up
-    assert all(t == CopyTask(t.box, after.boxes[t.box].owner, t.target, 12 * len(after.boxes[t.box].span))
-               for t in change.copies)  # fmt: skip
+    syncing = {(n, r) for n, b in enumerate(after.boxes) for r in b.catching_up}
+    assert {(t.box, t.target) for t in change.transfers} == syncing
+    assert all(t == ReplicaTransfer(t.box, after.boxes[t.box].owner, t.target, 12 * len(after.boxes[t.box].span))
+               for t in change.transfers)  # fmt: skip
     assert set(change.opened) <= set(change.links) and all(a < b and lost not in (a, b) for a, b in change.links)
     for rank, units in change.gained.items():
         assert set(units) == set(after.tile(rank).units) - set(before.tile(rank).units)

@@ -62,7 +62,7 @@ def coming_and_going(layout: Layout, rounds: int) -> Scenario:
 
 
 def _come_and_go(job: Job, joining: Joining, number: int) -> None:
-    """The next one joins, has copies, and leaves."""
+    """The next one joins, has replicas, and leaves."""
     joiner = joining.start()
     where = f"number {number}, in {job.folder}"
     await_true(lambda: job.ended or joiner.has_ended or joiner.rank in joining.members(), f"it joins: {where}")

@@ -20,7 +20,7 @@ PHASES = ("forward", "backward", "reduce", "update", "gather", "snapshot")
 RANKS_PER_HOST = 2
 
 FIRST_STEP, STEPS_BETWEEN, STEPS = 6, 9, 42
-"""Of the first loss in a job, and from one to the next: long enough for a copy to have been made again; of all jobs."""
+"""Of the first loss in a job, and from one to the next: long enough for a replica to be made again; of all jobs."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def in_jobs(losses: Iterable[Loss]) -> list[tuple[Loss, ...]]:
 
 
 def _fits(job: Sequence[Loss], loss: Loss) -> bool:
-    """After the losses before it every box has copies on two hosts again."""
+    """After the losses before it every box has replicas on two hosts again."""
     if job[0].layout != loss.layout or any(other.rank == loss.rank for other in job):
         return False
     left = set(ranks_of(loss.layout)) - {other.rank for other in job}

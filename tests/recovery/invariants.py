@@ -44,7 +44,7 @@ def assert_survived(
 ) -> None:
     """All that contracts.md and protocol.md promise of a run that lost the ranks `lost`, and no other.
 
-    `rolled_back`: no copy was left of something, and the run went back to an older state. `stopped`: the ranks lost
+    `rolled_back`: no replica was left of something, and the run went back to an older state. `stopped`: the ranks lost
     never woke up, and were ended with the run. `left`: those that left as they were told.
     """
     assert_went_on(run, len(undisturbed.metrics), set(lost), set(left), rolled_back=rolled_back, stopped=stopped)
@@ -77,7 +77,7 @@ def assert_every_step_once(run: Finished, steps: int, first_step: int = 0) -> No
     assert [line["step"] for line in run.metrics] == list(range(steps)), run.folder
     (planned,) = [event for event in run.of_kind("planned") if event["epoch"] == 0]
     batch = planned["samples"]
-    skipped = skipped_by_plan(Planner(copies=1), (path.read_text() for path in run.folder.glob("plan-*.json")))
+    skipped = skipped_by_plan(Planner(replicas=1), (path.read_text() for path in run.folder.glob("plan-*.json")))
     wrong = covers_once(run.ledger, planned["units"], batch, first_step, steps, skipped)
     assert wrong is None, f"{wrong}, in {run.folder}"
     by_step = {line["step"]: batch - skipped.get(line["plan"], 0) for line in standing(run.ledger)}

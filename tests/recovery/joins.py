@@ -2,8 +2,8 @@
 at a point of the join. What a joiner costs before it is a member is nothing, and after that what a loss costs.
 
     joining((2, 2), "preparing", "joiner", seed=1)    it has a number, and gets ready
-    joining((2, 2), "member", "coordinator", seed=1)    it has joined, and its copies catch up
-    joining((2, 2), "settled", "member", seed=1)        its copies are there, and owners have moved if they were to
+    joining((2, 2), "member", "coordinator", seed=1)    it has joined, and its replicas sync
+    joining((2, 2), "settled", "member", seed=1)        its replicas are there, and owners have moved if they were to
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Scenarios of particular moments and settings: start-up, evaluation, checkpoints, the end; no copies, two copies, a
-launcher that dies, an overloaded machine.
+"""Scenarios of particular moments and settings: start-up, evaluation, checkpoints, the end; no replicas, two replicas,
+a launcher that dies, an overloaded machine.
 
 They extend scenarios.py, and are used the same way.
 """
@@ -26,7 +26,7 @@ from tests.recovery.scenarios import Scenario, assert_survived_or_lost, strike_l
 from tests.waiting import await_true
 
 
-def no_copies(layout: Layout, rank: int, checkpoints: bool) -> Scenario:
+def no_replicas(layout: Layout, rank: int, checkpoints: bool) -> Scenario:
     """`copies.count=0`: the run goes back to its newest checkpoint, or to the seed if that is allowed, and says so."""
 
     def check(folder: Path, references: References) -> Finished:
@@ -40,10 +40,12 @@ def no_copies(layout: Layout, rank: int, checkpoints: bool) -> Scenario:
         assert run.summary["recoveries"][0]["rolled_back_to"] == back["rolled_back_to"]
         return run
 
-    return Scenario("no copies", f"{cases.name_of(layout)}-rank{rank}-{'checkpoint' if checkpoints else 'seed'}", check)
+    return Scenario(
+        "no replicas", f"{cases.name_of(layout)}-rank{rank}-{'checkpoint' if checkpoints else 'seed'}", check
+    )
 
 
-def all_copies(layout: Layout, ranks: tuple[int, int]) -> Scenario:
+def all_replicas(layout: Layout, ranks: tuple[int, int]) -> Scenario:
     """Both ranks that hold each other's boxes, at once and without a checkpoint: the run ends and says why."""
 
     def check(folder: Path, references: References) -> Finished:
@@ -54,10 +56,10 @@ def all_copies(layout: Layout, ranks: tuple[int, int]) -> Scenario:
         assert_survived_or_lost(run, run, set(ranks))
         return run
 
-    return Scenario("all copies", f"{cases.name_of(layout)}-ranks{ranks[0]}-{ranks[1]}", check)
+    return Scenario("all replicas", f"{cases.name_of(layout)}-ranks{ranks[0]}-{ranks[1]}", check)
 
 
-def two_copies(layout: Layout, ranks: tuple[int, int]) -> Scenario:
+def two_replicas(layout: Layout, ranks: tuple[int, int]) -> Scenario:
     """`copies.count=2`: ranks on two hosts at once, and nothing is lost."""
 
     def check(folder: Path, references: References) -> Finished:
@@ -68,7 +70,7 @@ def two_copies(layout: Layout, ranks: tuple[int, int]) -> Scenario:
         assert_survived(run, references.of(plain), ranks)
         return run
 
-    return Scenario("two copies", f"{cases.name_of(layout)}-ranks{ranks[0]}-{ranks[1]}", check)
+    return Scenario("two replicas", f"{cases.name_of(layout)}-ranks{ranks[0]}-{ranks[1]}", check)
 
 
 def evaluating(layout: Layout, rank: int, seed: int) -> Scenario:

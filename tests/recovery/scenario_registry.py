@@ -20,16 +20,16 @@ from tests.recovery.joins import POINTS, VICTIMS, joining
 from tests.recovery.kinds import ALIKE_LAYOUTS, KINDS
 from tests.recovery.leaves import leaving, leaving_in
 from tests.recovery.lifecycle_faults import (
-    all_copies,
+    all_replicas,
     checkpointing,
     evaluating,
     exporting,
     launcher,
     launcher_and_more,
-    no_copies,
+    no_replicas,
     overloaded,
     starting,
-    two_copies,
+    two_replicas,
 )
 from tests.recovery.scenarios import (
     Scenario,
@@ -89,7 +89,7 @@ def policies(jobs: Iterable[Sequence[Loss]]) -> list[Scenario]:
 
 
 def settings() -> list[Scenario]:
-    """Losses in runs other than the plain one: batch-coupled operators, low precision, other numbers of copies."""
+    """Losses in runs other than the plain one: batch-coupled operators, low precision, other numbers of replicas."""
     resnet = ("parallel.granule=8",)
     return [
         inside([Loss((2, 2), 3, "backward")], *resnet, recipe="resnet_digits", label="batch-norm"),
@@ -107,12 +107,12 @@ def settings() -> list[Scenario]:
             loss_rtol=1e-4,
             parameter_rtol=2e-3,
         ),
-        no_copies((2, 2), 3, checkpoints=True),
-        no_copies((2, 2), 0, checkpoints=False),
-        no_copies((1, 3), 1, checkpoints=True),
-        all_copies((2, 2), (1, 3)),
-        two_copies((3, 2), (0, 2)),
-        two_copies((2, 3), (1, 4)),
+        no_replicas((2, 2), 3, checkpoints=True),
+        no_replicas((2, 2), 0, checkpoints=False),
+        no_replicas((1, 3), 1, checkpoints=True),
+        all_replicas((2, 2), (1, 3)),
+        two_replicas((3, 2), (0, 2)),
+        two_replicas((2, 3), (1, 4)),
     ]
 
 

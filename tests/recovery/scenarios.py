@@ -67,7 +67,7 @@ def inside(
     group: str = "",
     **tolerances: float,
 ) -> Scenario:
-    """Losses at steps that are far enough apart for copies to be made again. `label`: what is particular of the run."""
+    """Losses at steps that are far enough apart for replicas to be made again. `label`: what is particular."""
     layout = losses[0].layout
 
     def check(folder: Path, references: References) -> Finished:
@@ -162,7 +162,7 @@ def outside(layout: Layout, rank: int, seed: int) -> Scenario:
 
 
 def one_after_another(layout: Layout, first: int, second: int, seed: int) -> Scenario:
-    """Two kills from outside; the second when the first was recovered from and copies were made again."""
+    """Two kills from outside; the second when the first was recovered from and replicas were made again."""
 
     def meanwhile(job: Job, draw: random.Random) -> None:
         job.await_event("resumed")
@@ -324,21 +324,21 @@ def strike_later(job: Job, draw: random.Random) -> None:
 
 
 def assert_survived_or_lost(run: Finished, undisturbed: Finished, lost: set[int]) -> None:
-    """Two losses at once may take all copies of a box with them. Only then may a run without checkpoints end early, and
-    it says why, last."""
+    """Two losses at once may take all replicas of a box with them. Only then may a run without checkpoints end early,
+    and it says why, last."""
     if run.code == 0:
         return assert_survived(run, undisturbed, lost)
     newest = max((event["epoch"] for event in run.of_kind("agreed")), default=0)
-    assert had_no_copy(run, newest, lost), f"every box had a copy, in {run.folder}"
+    assert had_no_replica(run, newest, lost), f"every box had a replica, in {run.folder}"
     reason = run.summary["reason"]
-    assert reason.startswith("all copies of ") and "recovery.allow_rollback" in reason, f"{reason}, in {run.folder}"
+    assert reason.startswith("all replicas of ") and "recovery.allow_rollback" in reason, f"{reason}, in {run.folder}"
     assert run.console.rstrip().endswith(reason), run.folder
     assert "Traceback" not in run.console and not run.orphans, f"orphans {run.orphans}, in {run.folder}"
     steps = len(run.metrics)
     assert [line["step"] for line in run.metrics] == list(range(steps)), run.folder
 
 
-def had_no_copy(run: Finished, epoch: int, lost: set[int]) -> bool:
-    """Whether a box of that epoch may have had all its copies at the ranks lost; whoever was catching up had none."""
+def had_no_replica(run: Finished, epoch: int, lost: set[int]) -> bool:
+    """Whether a box of that epoch may have had all its replicas at the ranks lost; whoever was syncing had none."""
     plan = Plan.from_json((run.folder / f"plan-{epoch}.json").read_text())
     return any(box.local_materializers <= lost for box in plan.boxes)

@@ -1,7 +1,7 @@
 """Storms: several blows from outside, of kinds, to processes and at moments that a seed draws, some before the last was
 recovered from: kills, short stops, SIGTERM to leave, processes that join and may be killed or asked to leave in their
-turn, beside a rank that is slow. A run whose last copy of something is gone goes back to a checkpoint. Every run that
-comes to its end has the bits of one rank that nothing ever happened to.
+turn, beside a rank that is slow. A run whose last replica of something is gone goes back to a checkpoint. Every run
+that comes to its end has the bits of one rank that nothing ever happened to.
 
     storm(seed=7).check(folder, references)
 """
@@ -74,7 +74,7 @@ def storm(seed: int) -> Scenario:
             struck.lost |= {each.rank for each in joining.joiners if each.was_killed and each.rank is not None}
         if run.code == 0:
             assert_weathered(run, references.of(job_config(layout, *words, recipe=recipe)), struck)
-        else:  # All copies of something were lost before there was a checkpoint.
+        else:  # All replicas of something were lost before there was a checkpoint.
             assert_survived_or_lost(run, run, struck.lost)
         return run
 

@@ -17,7 +17,7 @@ from tests.recovery.fault_matrix import Loss, faults_of
 from tests.recovery.harness import Finished, finish, job_config
 from tests.recovery.invariants import assert_survived
 from tests.recovery.references import References
-from tests.recovery.scenarios import STEPS, Scenario, had_no_copy
+from tests.recovery.scenarios import STEPS, Scenario, had_no_replica
 
 LOST = {3}
 
@@ -100,9 +100,9 @@ def test_an_exit_code_and_orphans_are_found(copy: Finished, runs: tuple[Finished
             assert_survived(broken, runs[1], LOST)
 
 
-def test_one_loss_leaves_a_copy_of_every_box_and_all_of_them_none(copy: Finished) -> None:
-    assert not had_no_copy(copy, 0, LOST)
-    assert had_no_copy(copy, 0, {0, 1, 2, 3})
+def test_one_loss_leaves_a_replica_of_every_box_and_all_of_them_none(copy: Finished) -> None:
+    assert not had_no_replica(copy, 0, LOST)
+    assert had_no_replica(copy, 0, {0, 1, 2, 3})
 
 
 def test_scenarios_have_names_of_their_own() -> None:

@@ -48,7 +48,7 @@ def two_machines(folder: Path, ranks: int, joiners: int, *words: str) -> Iterato
             job.await_step(2)
             joined = [join(job, other, "other") for _ in range(joiners)]
             try:
-                await_true(lambda: _at_rest(job, ranks + joiners), "all ranks are members, and copies are there")
+                await_true(lambda: _at_rest(job, ranks + joiners), "all ranks are members, and replicas are there")
                 yield job, other, hurry
             finally:
                 for process in joined:
@@ -95,7 +95,7 @@ def test_a_machine_goes_off_with_all_its_ranks_and_the_job_goes_on(alone: Finish
     assert run.of_kind("waiting") == [] and not any("rolled_back_to" in each for each in run.of_kind("agreed"))
 
 
-def test_a_last_copy_that_cannot_be_reached_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_a_last_replica_that_cannot_be_reached_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     words = ("copies.count=0", f"recovery.patience_s={PATIENCE_S:g}")
     with two_machines(tmp_path, 1, 1, *words) as (job, other, _):
         assert any(box.owner == 1 for box in newest_plan(job).boxes)

@@ -72,7 +72,7 @@ def spread(folder: Path, placed: tuple[int, int] = ONE_EACH) -> Iterator[Spread]
             job.await_step(2)
             joined = dict(_join(job, host) for host in others for _ in range(each))
             try:
-                await_true(lambda: _at_rest(job, each * count), "all ranks are members, and their copies are there")
+                await_true(lambda: _at_rest(job, each * count), "all ranks are members, and their replicas are there")
                 yield Spread(job, machines, joined, hurry)
             finally:
                 for process in joined.values():
@@ -90,7 +90,7 @@ def _join(job: Job, host: Host) -> tuple[int, subprocess.Popen[str]]:
 
 
 def _at_rest(job: Job, ranks: int) -> bool:
-    """All have been members for a while: a planned move may follow a join, when copies are there."""
+    """All have been members for a while: a planned move may follow a join, when replicas are there."""
     assert not job.ended, job.folder
     agreed = job.events("agreed")
     if not agreed or agreed[-1]["members"] != [*range(ranks)]:

@@ -20,7 +20,7 @@ def test_lose_and_regain(tmp_path: Path, references: References) -> None:
     with Job(slow_config(hurry, LAYOUT, *words, recipe="lose_and_regain"), tmp_path / "run") as job:
         job.await_event("joined")
         epochs = len(job.events("agreed"))
-        job.await_event("agreed", epochs + 1)  # Copies are there, and owners move.
+        job.await_event("agreed", epochs + 1)  # Replicas are there, and owners move.
         hurry.touch()
         run = job.wait()
     assert_survived(run, references.of(job_config(LAYOUT, *words)), {2})
@@ -30,7 +30,7 @@ def test_lose_and_regain(tmp_path: Path, references: References) -> None:
     before, after = (plan_of(run, epoch) for epoch in (joined["epoch"] - 1, joined["epoch"]))
     assert before.lanes != after.lanes and 4 in {tile.rank for tile in after.tiles if tile.spans}, run.folder
     last = plan_of(run, run.of_kind("agreed")[-1]["epoch"])
-    assert any(box.owner == 4 for box in last.boxes), f"it owns what it has a copy of, in {run.folder}"
+    assert any(box.owner == 4 for box in last.boxes), f"it owns what it has a replica of, in {run.folder}"
 
 
 @pytest.mark.slow

@@ -31,29 +31,29 @@ WITHIN = {
     "vote_without_base": 10,
     "failed_update_swallowed": 40,
     "stale_frame_accepted": 360,
-    "wrong_copy_computed_with": 690,
+    "wrong_replica_computed_with": 690,
     "old_base_accepted": 50,
-    "promoted_before_caught_up": 250,
+    "promoted_before_in_sync": 250,
     "reader_with_old_parameters": 10,
     "known_commit_dropped": 440,
     "unreachable_taken_for_dead": 400,
     "store_vouched_for_unread": 110,
-    "leaver_with_the_last_copy": 1000,
+    "leaver_with_the_last_replica": 1000,
     "missed_epoch_not_seen": 1,
     "commit_not_reported": 10,
-    "promoted_copy_not_checked": 10,
+    "promoted_replica_not_checked": 10,
     "step_not_finished": 400,
     "step_not_dropped": 20,
     "links_not_advanced": 20,
     "end_of_epoch_not_heard": 20,
     "state_not_restored": 500,
     "parameters_not_gathered": 200,
-    "copies_not_sent": 40,
+    "replicas_not_sent": 40,
 }
 
 FROM = {
     "missed_epoch_not_seen": MISSES_ROLLBACK,
-    "promoted_copy_not_checked": 1490,
+    "promoted_replica_not_checked": 1490,
     "end_of_epoch_not_heard": 1090,
 }
 """Where other seeds than 0 are the first."""
@@ -65,7 +65,7 @@ def test_schedules_keep_every_promise(quarter: int, capsys: pytest.CaptureFixtur
     assert campaign(quarter * size, (quarter + 1) * size, None, jobs=1) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
     # A campaign in which nothing happened would prove nothing.
-    for mark in ("rolled forward", "done again", "joining", "copy differs", "standing still", "left", "cannotleave"):
+    for mark in ("rolled forward", "done again", "joining", "replica differs", "standing still", "left", "cannotleave"):
         assert re.search(rf"{mark} [1-9]", said), said
 
 
@@ -164,7 +164,7 @@ def test_a_hang_is_over_if_everybody_else_was_left_out(seed: int) -> None:
     assert world.register.members == (Rank(0),), "the one that hung"
 
 
-def test_a_copy_that_leads_to_no_known_commit_saves_no_job() -> None:
+def test_a_replica_that_leads_to_no_known_commit_saves_no_job() -> None:
     """An update fails on the last rank that can bring its box to a step which others know to be committed; a rank that
     was left out before has the state of the step before it."""
     outcome = run_schedule(3004683)
@@ -182,7 +182,7 @@ def test_a_job_that_is_over_does_not_wait_for_one_that_hangs() -> None:
 
 
 @pytest.mark.parametrize(("seed", "at_s"), [(1, 2.3), (34, 2.32)])
-def test_who_was_left_out_brings_the_last_copies_back(seed: int, at_s: float) -> None:
+def test_who_was_left_out_brings_the_last_replicas_back(seed: int, at_s: float) -> None:
     """A rank that was paused for too long, and the one that has gone on without it dies before the next commit."""
     pause, crash = fault("pause", 0.3, rank=1, lasts_s=3.2), fault("crash", at_s, rank=0)
     world = World(seed, faults=(pause, crash), at_least_s=8.0)
@@ -203,7 +203,7 @@ def test_a_rank_that_is_slow_for_long_gets_less_work(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_who_is_told_to_leave_goes_and_nothing_is_done_again(seed: int) -> None:
-    """Of two ranks one as of five, whose copies the others have; the time that it has is not over before."""
+    """Of two ranks one as of five, whose replicas the others have; the time that it has is not over before."""
     world = World(seed, faults=(fault("leave", 0.06, lasts_s=30.0),), at_least_s=15.0, trace=True)
     outcome = world.run()
     assert outcome.violation is None and outcome.said["left"] == 1 and Rank(0) not in world.register.members
@@ -269,7 +269,7 @@ def test_an_update_that_fails_ends_its_rank_and_loses_nothing(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", [18, 23, 47, 52])
-def test_when_all_copies_are_gone_a_job_ends_unless_it_has_a_checkpoint(seed: int) -> None:
+def test_when_all_replicas_are_gone_a_job_ends_unless_it_has_a_checkpoint(seed: int) -> None:
     """Ranks 0 and 2 hold each other's boxes. Nothing is saved when they die early; nobody tells that they died late."""
     early, late = (tuple(fault("crash", 0.2, rank=r, told_s=told_s) for r in (0, 2)) for told_s in (0.001, UNTOLD_S))
     outcome = World(seed, faults=early).run()
@@ -281,6 +281,6 @@ def test_when_all_copies_are_gone_a_job_ends_unless_it_has_a_checkpoint(seed: in
     assert (outcome.rollbacks, outcome.said.get("waited in vain", 0)) == ((1, 0) if helped else (0, 1))
 
 
-def test_a_corrupted_copy_costs_the_step_that_computed_with_it() -> None:
+def test_a_corrupted_replica_costs_the_step_that_computed_with_it() -> None:
     outcome = World(3, faults=(fault("corrupt", 0.06),)).run()
-    assert outcome.violation is None and outcome.said["copy differs"] == 1 and outcome.said["done again"] == 1
+    assert outcome.violation is None and outcome.said["replica differs"] == 1 and outcome.said["done again"] == 1

@@ -156,7 +156,7 @@ COLUMNS, PIPELINE = [(1,), (1,)], [(1, 1)]
 @pytest.mark.parametrize("lanes", [COLUMNS, PIPELINE], ids=["columns", "pipeline"])
 @pytest.mark.parametrize("started", [0, 1], ids=["both joined", "one joined"])
 def test_the_same_samples_train(job: TinyJob, lanes: list[tuple[int, ...]], started: int) -> None:
-    plan = plan_lanes(job.workload, local_topology(2), lanes, copies=0)
+    plan = plan_lanes(job.workload, local_topology(2), lanes, replicas=0)
     assert train(job, plan, {}, started) == {0: (STEPS, ""), 1: (STEPS, "")}
 
 
@@ -168,7 +168,7 @@ def test_a_sample_that_differs_is_in_no_step(
     job: TinyJob, lanes: list[tuple[int, ...]], field: str, differs: int, place: int
 ) -> None:
     """With the rank that joined as the first stage and as the last, fed by it or by the other, in one input alone."""
-    plan = plan_lanes(job.workload, local_topology(2), lanes, copies=0)
+    plan = plan_lanes(job.workload, local_topology(2), lanes, replicas=0)
     bad = int(job.source.train.indices(job.config.global_batch + place, 1)[0])
     other = replace(job.source, dataset=OneDiffers(job.source.dataset, bad, field))
     ends = train(job, plan, {differs: other}, started=1)
@@ -179,7 +179,7 @@ def test_a_sample_that_differs_is_in_no_step(
 
 
 def test_samples_that_are_drawn_anew_are_named(job: TinyJob) -> None:
-    plan = plan_lanes(job.workload, local_topology(3), [(1,), (1,), (1,)], copies=0)
+    plan = plan_lanes(job.workload, local_topology(3), [(1,), (1,), (1,)], replicas=0)
     sources = {rank: replace(job.source, dataset=Unsteady(job.source.dataset)) for rank in range(3)}
     ends = train(job, plan, sources, started=1)
     assert len(set(ends.values())) == 1
@@ -190,7 +190,7 @@ def test_samples_that_are_drawn_anew_are_named(job: TinyJob) -> None:
 
 def test_a_feed_stays_while_nobody_else_reads_something_else(job: TinyJob) -> None:
     one, two, other = (
-        plan_lanes(job.workload, local_topology(ranks), lanes, copies=0)
+        plan_lanes(job.workload, local_topology(ranks), lanes, replicas=0)
         for ranks, lanes in ((2, COLUMNS), (3, COLUMNS), (2, PIPELINE))
     )
     assert reads_alike(one, one, Rank(0), 1, True) and not reads_alike(one, other, Rank(0), 2, False)

@@ -15,7 +15,7 @@ from elaswave_fx.worker.feed import InputFeed
 from elaswave_fx.worker.next_epoch import NextEpoch
 from tests.plan.samples import chain
 
-TWO, ONE = (plan_lanes(chain(), local_topology(ranks), [(1,) * ranks], copies=0).to_json() for ranks in (2, 1))
+TWO, ONE = (plan_lanes(chain(), local_topology(ranks), [(1,) * ranks], replicas=0).to_json() for ranks in (2, 1))
 
 
 class Engine:

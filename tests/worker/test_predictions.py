@@ -70,7 +70,7 @@ def test_the_report_is_of_the_slowest_rank() -> None:
 
 
 @pytest.mark.parametrize(("update", "update_ms"), [(BOTH, 10.0), ({"SNAPSHOT": 0.006}, 6.0), ({}, 0.0)])
-def test_the_update_is_that_of_owned_boxes_and_of_copies(update: dict[str, float], update_ms: float) -> None:
+def test_the_update_is_that_of_owned_boxes_and_of_replicas(update: dict[str, float], update_ms: float) -> None:
     """A rank that owns nothing has no UPDATE, one that computes nothing may have neither."""
     plan, found = plan_2x2(), Predictions()
     found.step(plan, taken(0.5, update=update), 1.0)

@@ -57,7 +57,7 @@ class Trial:
     def losses(self, stages: int, micro_batch: int) -> list[float]:
         """The mean of each step, computed by so many ranks in a row."""
         topology = local_topology(stages, stages, 1 << 30)
-        assign = AssignStages(PlanOptions(SAMPLES, self.artifact.granule, micro_batch), dp=1, pp=stages, copies=0)
+        assign = AssignStages(PlanOptions(SAMPLES, self.artifact.granule, micro_batch), dp=1, pp=stages, replicas=0)
         plan = assign.apply(self.artifact, topology, state_tensors=0)
         return by_rank(plan, partial(self._steps, plan))[plan.ranks[0]]
 

@@ -130,7 +130,7 @@ class LiveRun:
         return self._plans[epoch]
 
     def _is_in_sync(self) -> bool:
-        """Whether all replicas of the last step's plan have caught up."""
+        """Whether all replicas of the last step's plan are in sync."""
         plan = self._plan()
         awaited = {rank for box in plan.boxes for rank in box.catching_up}
         events = self.job.lines("events.jsonl") if awaited else ()

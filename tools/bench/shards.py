@@ -18,7 +18,7 @@ from itertools import groupby, pairwise
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.goal import successor
-from elaswave_fx.plan.next.replan import Copies, replan
+from elaswave_fx.plan.next.replan import Replicas, replan
 from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
@@ -90,7 +90,7 @@ def changes(plan: Plan, rng: random.Random) -> Iterator[Moved]:
     for _ in range(CHANGES):
         kind, first, second = rng.choice(("loss", "loss", "join", "lanes")), rng.random(), rng.random()
         plans = [plan, *changed(plan, kind, first, second)]
-        while (following := successor(plans[-1], _copies(plans[-1]), 1)) is not None:
+        while (following := successor(plans[-1], _replicas(plans[-1]), 1)) is not None:
             plans.append(following)
         moves = [Transition.of(before, after) for before, after in pairwise(plans)]
         senders = [_sent(after, move) for after, move in zip(plans[1:], moves, strict=True)]
@@ -105,13 +105,13 @@ def changed(plan: Plan, kind: str, first: float, second: float) -> Iterator[Plan
     if kind == "loss" and len(ranks) > FEWEST_RANKS:
         lost = ranks[int(first * len(ranks))]
         left = tuple(rank for rank in ranks if rank != lost)
-        yield replan(plan, left, {n: tuple(r for r in have if r != lost) for n, have in _copies(plan).items()}, 1)
+        yield replan(plan, left, {n: tuple(r for r in have if r != lost) for n, have in _replicas(plan).items()}, 1)
     elif kind == "join" and len(ranks) < MOST_RANKS:
-        yield replan(plan, (*ranks, Rank(max(ranks) + 1)), _copies(plan), 1)
+        yield replan(plan, (*ranks, Rank(max(ranks) + 1)), _replicas(plan), 1)
     elif kind == "lanes":
         pp = 1 + int(first * min(4, len(ranks)))
         dp = 1 + int(second * (len(ranks) // pp))
-        following = successor(plan, _copies(plan), 1, ReplanRequest(reshape=ReshapeRequest(dp, pp)))
+        following = successor(plan, _replicas(plan), 1, ReplanRequest(reshape=ReshapeRequest(dp, pp)))
         if following is not None:
             yield following
 
@@ -126,14 +126,14 @@ def messages(boxes: Sequence[Box]) -> int:
     return found
 
 
-def _copies(plan: Plan) -> Copies:
+def _replicas(plan: Plan) -> Replicas:
     return {number: box.replica_ranks for number, box in numbered(plan.boxes)}
 
 
 def _sent(plan: Plan, move: Transition) -> Counter[Rank]:
     """By rank, bytes of states and of parameters."""
     sent: Counter[Rank] = Counter()
-    for task in move.copies:
+    for task in move.transfers:
         sent[task.source] += task.size_bytes
     for box in plan.boxes:
         takers = sum(rank != box.owner for rank in move.parameters.get(box.bucket, ()))

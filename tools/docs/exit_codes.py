@@ -6,7 +6,7 @@ from elaswave_fx import entry, errors
 from elaswave_fx.launch import stop
 from tools.docs.markdown import code, constant_docs, first_paragraph, page_of, prose, table, wrapped
 
-_RECOVERED = (errors.CommError, errors.CopyDiffers)
+_RECOVERED = (errors.CommError, errors.ReplicaDiffers)
 """Recovered from: they end nothing but a step, unless a run cannot start."""
 
 

@@ -40,9 +40,9 @@ def waits_for_nobody(
 def promotes_early(
     register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], going: frozenset[Rank], replan: Replan
 ) -> Verdict:
-    """Takes a copy for complete that is still on its way."""
+    """Takes a replica for complete that is still on its way."""
     boxes = register.activation.assignment.boxes
-    here = {box: copy for report in reports.values() for box, copy in report.copies.items()}
+    here = {box: replica for report in reports.values() for box, replica in report.copies.items()}
     believed = {
         rank: replace(
             report,
@@ -57,7 +57,7 @@ def promotes_early(
 def lets_go_at_once(
     register: Register, reports: Mapping[Rank, Report], gone: frozenset[Rank], going: frozenset[Rank], replan: Replan
 ) -> Verdict:
-    """Does not look whether the others have copies of all that a rank has that leaves."""
+    """Does not look whether the others have replicas of all that a rank has that leaves."""
     staying = {rank: report for rank, report in reports.items() if rank not in going}
     return decide(register, staying, gone | going, frozenset(), replan)
 
@@ -87,23 +87,23 @@ BUGS: Mapping[str, Rules] = {
     "two_owners": Rules(("only_owner_publishes",)),
     "vote_without_base": Rules(("vote_needs_state_and_record", "digests_are_compared")),
     "holder_not_applied": Rules(("replicas_are_updated",)),
-    "wrong_copy_computed_with": Rules(("wrong_copy_ends_step",)),
+    "wrong_replica_computed_with": Rules(("wrong_replica_ends_step",)),
     "failed_update_swallowed": Rules(("failed_update_drops_state",)),
-    "old_base_accepted": Rules(("copy_has_caught_up",)),
+    "old_base_accepted": Rules(("replica_in_sync",)),
     "reader_with_old_parameters": Rules(("old_parameters_are_stale",)),
-    "promoted_before_caught_up": Rules(decide=promotes_early),
+    "promoted_before_in_sync": Rules(decide=promotes_early),
     "known_commit_dropped": Rules(decide=deaf_to_commits),
     "unreachable_taken_for_dead": Rules(decide=waits_for_nobody),
     "store_vouched_for_unread": Rules(store_is_read=False),
-    "leaver_with_the_last_copy": Rules(decide=lets_go_at_once, leavers_wait=False),
+    "leaver_with_the_last_replica": Rules(decide=lets_go_at_once, leavers_wait=False),
     "missed_epoch_not_seen": Rules(misses_are_seen=False),
     "commit_not_reported": Rules(left_out={do.ReportCommit: None}),
-    "promoted_copy_not_checked": Rules(left_out={do.VerifyReplicas: set()}),
+    "promoted_replica_not_checked": Rules(left_out={do.VerifyReplicas: set()}),
     "step_not_finished": Rules(left_out={do.FinishStep: None}),
     "step_not_dropped": Rules(left_out={do.DropStep: None}),
     "links_not_advanced": Rules(left_out={do.AdvanceLinks: None}),
     "end_of_epoch_not_heard": Rules(left_out={do.MustLeave: False}),
     "state_not_restored": Rules(left_out={do.Restore: None}),
     "parameters_not_gathered": Rules(left_out={do.GatherParameters: None}),
-    "copies_not_sent": Rules(left_out={do.SyncReplicas: frozenset()}),
+    "replicas_not_sent": Rules(left_out={do.SyncReplicas: frozenset()}),
 }

@@ -15,9 +15,9 @@ from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import (
     SEED,
     Certificate,
-    Copy,
     Part,
     Record,
+    Replica,
     Report,
     Stamp,
     Term,
@@ -47,11 +47,11 @@ class Memory(Protocol):
     rank: Rank
     epoch: Epoch
     committed: Stamp
-    content: dict[BoxId, Copy]
+    content: dict[BoxId, Replica]
     records: dict[BoxId, Record]
     tile: Tile | None
 
-    def known(self, box: BoxId) -> Copy | None: ...
+    def known(self, box: BoxId) -> Replica | None: ...
 
 
 def covers(spans: Iterable[Span]) -> bool:
@@ -69,10 +69,10 @@ def seed_digest(box: BoxId) -> int:
     return hash((box, 0)) & WORD
 
 
-def updated_digest(copy: Copy, record: Record) -> int:
+def updated_digest(replica: Replica, record: Record) -> int:
     """The update: a function of the state and the summed gradient alone."""
     parts = tuple((p.rank, *((s.lo, s.hi) for s in p.samples)) for p in record.parts)
-    return hash((copy.digest, record.stamp, parts)) & WORD
+    return hash((replica.digest, record.stamp, parts)) & WORD
 
 
 @dataclass
@@ -119,8 +119,8 @@ class Checker:
                 f"{name} of {frame.count} boxes from {sender}, {receiver} expects {expected} (box {frame.box})"
             )
 
-    def computes(self, memory: Memory, used: Mapping[BoxId, tuple[Copy, bool]]) -> None:
-        """A rank begins to compute with the parameters `used`; of each, whether it was made from an own copy."""
+    def computes(self, memory: Memory, used: Mapping[BoxId, tuple[Replica, bool]]) -> None:
+        """A rank begins to compute with the parameters `used`; of each, whether it was made from an own replica."""
         assert memory.tile is not None
         epoch, rank, version = memory.epoch, memory.rank, Version(memory.committed.version + 1)
         self.computed[epoch, version, rank] = memory.tile.spans
@@ -130,12 +130,12 @@ class Checker:
                 continue
             if box_id not in used:
                 raise Violation(f"rank {rank} computes version {version} without parameters of box {box_id}")
-            copy, made_here = used[box_id]
-            if copy.stamp == memory.committed and self.truth.get((box_id, copy.stamp)) == copy.digest:
+            replica, made_here = used[box_id]
+            if replica.stamp == memory.committed and self.truth.get((box_id, replica.stamp)) == replica.digest:
                 continue
             if not made_here:
                 raise Violation(f"rank {rank} computes version {version} with wrong parameters of box {box_id}")
-            # Made from a copy that has changed in memory, which the next record shows: no vote may follow.
+            # Made from a replica that has changed in memory, which the next record shows: no vote may follow.
             self.tainted.add((epoch, version, rank))
 
     def votes(self, memory: Memory, vote: Vote) -> None:
@@ -150,13 +150,13 @@ class Checker:
                 self._vouches(memory, box_id, stamp, rank in box.catching_up)
         self.voted.add((stamp, rank))
 
-    def _vouches(self, memory: Memory, box: BoxId, stamp: Stamp, catches_up: bool) -> None:
-        rank, copy, record = memory.rank, memory.known(box), memory.records.get(box)
-        if copy is None and catches_up:
+    def _vouches(self, memory: Memory, box: BoxId, stamp: Stamp, is_syncing: bool) -> None:
+        rank, replica, record = memory.rank, memory.known(box), memory.records.get(box)
+        if replica is None and is_syncing:
             return
-        if copy is None or copy.stamp.version != stamp.version - 1:
+        if replica is None or replica.stamp.version != stamp.version - 1:
             raise Violation(f"rank {rank} votes for {stamp} without the state of box {box}")
-        if self.truth.get((box, copy.stamp)) != copy.digest:
+        if self.truth.get((box, replica.stamp)) != replica.digest:
             raise Violation(f"rank {rank} votes for {stamp} with a wrong state of box {box}")
         if record is None or record.stamp != stamp:
             raise Violation(f"rank {rank} votes for {stamp} without the record of box {box}")
@@ -183,13 +183,13 @@ class Checker:
         elif known != record.parts:
             raise Violation(f"two records of box {box} at {stamp}")
 
-    def updated(self, before: Copy, after: Copy, box: BoxId) -> None:
+    def updated(self, before: Replica, after: Replica, box: BoxId) -> None:
         """A state has become the next one."""
         if self.truth.get((box, before.stamp)) != before.digest:
             return  # it had changed in memory, which the next record shows
         right = self.truth.setdefault((box, after.stamp), after.digest)
         if right != after.digest:
-            raise Violation(f"copies of box {box} differ at {after.stamp}")
+            raise Violation(f"replicas of box {box} differ at {after.stamp}")
 
     def unchanged(self, stamp: Stamp) -> None:
         """A step without an update: states stay as they are."""
@@ -297,7 +297,7 @@ class Checker:
         for box_id, box in numbered(activation.assignment.boxes):
             memory = living.get(box.owner)
             if memory is not None and not self._has(memory, box_id, resume, memory.known(box_id)):
-                raise Violation(f"rank {box.owner} is to own box {box_id} without a copy at {resume}")
+                raise Violation(f"rank {box.owner} is to own box {box_id} without a replica at {resume}")
 
     def _goes_back_too_far(self, old: Register, new: Register, ledgered: int) -> bool:
         """A rank that knew of the last commit may have begun the step after it, if none of the rest knows."""
@@ -311,28 +311,28 @@ class Checker:
         self.rollbacks += 1
         return True
 
-    def _has(self, memory: Memory, box: BoxId, stamp: Stamp, copy: Copy | None) -> bool:
-        """Whether `copy` is right, and the rank can bring it to `stamp`."""
+    def _has(self, memory: Memory, box: BoxId, stamp: Stamp, replica: Replica | None) -> bool:
+        """Whether `replica` is right, and the rank can bring it to `stamp`."""
         record = memory.records.get(box)
-        if copy is None or self.truth.get((box, copy.stamp)) != copy.digest:
+        if replica is None or self.truth.get((box, replica.stamp)) != replica.digest:
             return False
         previous = self.history.get(Version(stamp.version - 1))
-        return copy.stamp == stamp or (copy.stamp == previous and record is not None and record.stamp == stamp)
+        return replica.stamp == stamp or (replica.stamp == previous and record is not None and record.stamp == stamp)
 
     def over(self) -> None:
         """The coordinator says that nobody goes on."""
         if self.register.checkpoint != SEED:
             raise Violation(f"the job is over, though {self.register.checkpoint} was saved")
-        if self._all_copies_live(self._newest_known()):
-            raise Violation("the job is over while a copy of each box lives")
+        if self._all_replicas_live(self._newest_known()):
+            raise Violation("the job is over while a replica of each box lives")
 
     def _newest_known(self) -> Stamp:
-        """What copies have to lead to: the last commit of the ledger, or the one after it that a member knows of."""
+        """What replicas have to lead to: the last commit of the ledger, or the one after it that a member knows of."""
         members, epoch = self.register.members, self.register.epoch
         known = [m.committed for m in self.living() if m.rank in members and m.committed.epoch == epoch]
         return max([self.history[max(self.history)], *known], key=lambda stamp: stamp.version)
 
-    def _all_copies_live(self, stamp: Stamp) -> bool:
+    def _all_replicas_live(self, stamp: Stamp) -> bool:
         memories, boxes = list(self.living()), self.boxes[self.register.epoch]
         return all(any(self._has(m, box, stamp, m.content.get(box)) for m in memories) for box in boxes)
 
@@ -340,8 +340,8 @@ class Checker:
         if self.history.get(resume.version) != resume:
             raise Violation(f"rolled back to {resume}, which was never committed")
         if resume.version < ledgered:
-            if self._all_copies_live(self.history[ledgered]):
-                raise Violation(f"rolled back from {ledgered} to {resume} while a copy of each box lives")
+            if self._all_replicas_live(self.history[ledgered]):
+                raise Violation(f"rolled back from {ledgered} to {resume} while a replica of each box lives")
             self.rollbacks += 1
             for version in [v for v in self.history if v > resume.version]:
                 del self.history[version]

@@ -29,7 +29,7 @@ def all_but_leavers(register: Register, leaving: Mapping[Rank, Leave], complete:
 
 class CoordinatorProcess:
     """One coordinator. `disk`: the plans that were written, by their hashes; all coordinators of a job share it.
-    `patience_s`: so long a last copy is waited for."""
+    `patience_s`: so long a last replica is waited for."""
 
     def __init__(self, now_s: float, disk: dict[int, Planned], rules: Rules, patience_s: float = math.inf) -> None:
         self._disk, self._rules = disk, rules

@@ -14,18 +14,27 @@ import torch  # noqa: F401  its libraries are those of _native
 
 from elaswave_fx._native import StepMachine
 from elaswave_fx.control.protocol.training_loop import StepFailed
-from elaswave_fx.control.protocol.types import Assignment, BoxId, Certificate, Copy, Part, Record, Stamp, Version, Vote
+from elaswave_fx.control.protocol.types import (
+    Assignment,
+    BoxId,
+    Certificate,
+    Part,
+    Record,
+    Replica,
+    Stamp,
+    Version,
+    Vote,
+)
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.plan.work.topology import Epoch, Rank
 from tools.sim.checker import Checker, seed_digest, updated_digest
-from tools.sim.copies import GivenCopies
 from tools.sim.frames import (
-    CopyClose,
+    CatchUpRecordOf,
     Frame,
-    LateRecordOf,
+    NearlyInSync,
     ParametersOf,
     PartOf,
     RecordOf,
@@ -34,6 +43,7 @@ from tools.sim.frames import (
     VoteCast,
     Wishes,
 )
+from tools.sim.given_replicas import GivenReplicas
 from tools.sim.surroundings import Surroundings, UpdateFailed, Wait
 
 UPDATE_S = 0.001
@@ -62,18 +72,18 @@ class Engine:
         self.machine = StepMachine(rank, without=list(without))
         self.epoch = Epoch(0)
         self.committed = Stamp(Version(0), Epoch(0))
-        self.content: dict[BoxId, Copy] = {}
+        self.content: dict[BoxId, Replica] = {}
         self.records: dict[BoxId, Record] = {}
-        self.work: dict[BoxId, tuple[Copy, bool]] = {}  # parameters, and whether they were made here
+        self.work: dict[BoxId, tuple[Replica, bool]] = {}  # parameters, and whether they were made here
         self.votes: dict[Rank, Vote] = {}
         self.certificate: Certificate | None = None
         self.tile: Tile | None = None
         self.busy_s = 0.0  # what the units of the step took
         self.buckets: dict[int, list[BoxId]] = {}
         self._readers: dict[BoxId, tuple[Rank, ...]] = {}
-        self._given = GivenCopies(around)
-        self._late: dict[BoxId, Rank] = {}  # owners of the boxes of which late records are expected
-        self._late_records: dict[BoxId, Record] = {}  # that are being taken
+        self._given = GivenReplicas(around)
+        self._catch_up_owners: dict[BoxId, Rank] = {}  # owners of the boxes of which catch-up records are expected
+        self._catch_up_records: dict[BoxId, Record] = {}  # that are being taken
         self._stamps: dict[int, Stamp] = {}
         self._parts: dict[tuple[BoxId, Rank], Part] = {}
         self._actions: deque[tuple[Any, ...]] = deque()
@@ -120,23 +130,23 @@ class Engine:
         self.machine.restart(stamp.version)
         self.content.clear()
         for box in boxes:
-            self.content[box] = Copy(stamp, right(box))
+            self.content[box] = Replica(stamp, right(box))
             self.machine.load(box, right(box))
 
     def start_from_seed(self, boxes: Iterable[BoxId]) -> None:
         """Every rank can make the parameters that the job begins with."""
         stamp = self.committed
         for box in boxes:
-            self.work[box] = (Copy(stamp, seed_digest(box)), False)
+            self.work[box] = (Replica(stamp, seed_digest(box)), False)
         for bucket in self.read:
             self.machine.load_parameters(bucket)
 
-    def known(self, box: BoxId) -> Copy | None:
+    def known(self, box: BoxId) -> Replica | None:
         """The state as its last update left it, unless it lacks records of committed steps, as far as is known here."""
-        if self.machine.is_behind(box):
+        if self.machine.sync_under_way(box):
             return None
-        known, copy = self.machine.state(box), self.content.get(box)
-        return None if known is None or copy is None else Copy(copy.stamp, known[1])
+        known, replica = self.machine.state(box), self.content.get(box)
+        return None if known is None or replica is None else Replica(replica.stamp, known[1])
 
     def intact(self, box: BoxId) -> bool:
         """Whether what is in memory has the digest of its last update."""
@@ -148,15 +158,15 @@ class Engine:
             self._do(self.machine.refresh(bucket, ranks))
         yield from self.perform()
 
-    def replicate(self, copies: Iterable[tuple[BoxId, Rank, Rank]]) -> Wait:
-        """States to new holders, which travel behind the coming steps."""
-        for box, owner, holder in copies:
+    def replicate(self, transfers: Iterable[tuple[BoxId, Rank, Rank]]) -> Wait:
+        """States to new holders, which travel beside the coming steps."""
+        for box, owner, holder in transfers:
             if self.rank == holder:
                 self._do(self.machine.expect_state(box))
             elif self.rank == owner:
                 self._do(self.machine.send_state(box, holder))
         yield from self.perform()
-        yield from self.send_copies()
+        yield from self.send_replicas()
 
     # --- A step ---
 
@@ -165,7 +175,7 @@ class Engine:
         self._parts.clear()
         self._do(self.machine.begin_step())
 
-    def parameters(self) -> dict[BoxId, tuple[Copy, bool]]:
+    def parameters(self) -> dict[BoxId, tuple[Replica, bool]]:
         """What this rank computes with."""
         return {box: self.work[box] for bucket in self.read for box in self.buckets[bucket] if box in self.work}
 
@@ -199,47 +209,47 @@ class Engine:
             yield from self.perform()
         self._do(self.machine.update_replicas())
         yield from self.perform()
-        for box in list(self._late):
+        for box in list(self._catch_up_owners):
             yield from self._catch_up(box)
-        yield from self.send_copies()
+        yield from self.send_replicas()
         self.machine.end_step()
 
     def _catch_up(self, box: BoxId) -> Wait:
-        """Take the late records that are here, of steps that are committed here."""
-        owner = self._late[box]
-        while self.machine.is_behind(box) and (frames := self._inbox.get((LateRecordOf, box, owner))):
+        """Take the catch-up records that are here, of steps that are committed here."""
+        owner = self._catch_up_owners[box]
+        while self.machine.sync_under_way(box) and (frames := self._inbox.get((CatchUpRecordOf, box, owner))):
             frame = frames[0]
-            assert isinstance(frame, LateRecordOf)
+            assert isinstance(frame, CatchUpRecordOf)
             if self._inbox.get((StateOf, box, owner)) or frame.version >= self.machine.version:
                 return
             frames.popleft()
-            self._late_records[box] = frame.record
+            self._catch_up_records[box] = frame.record
             base = frame.record.base_digest
-            self._do(self.machine.late_record_arrived(box, frame.version, base, True, frame.prompt))
+            self._do(self.machine.catch_up_record_arrived(box, frame.version, base, True, frame.prompt))
             yield from self.perform()
-            self._late_records.pop(box, None)
+            self._catch_up_records.pop(box, None)
             self._align(box)
 
-    def send_copies(self) -> Wait:
-        """States whose turn has come; records of copies that are close go with the step from now on."""
-        for box, holder in self._given.take_close():
-            self.machine.copy_is_close(box, holder)
+    def send_replicas(self) -> Wait:
+        """States whose turn has come; records of replicas that are nearly in sync go with the step from now on."""
+        for box, holder in self._given.take_nearly_in_sync():
+            self.machine.replica_nearly_in_sync(box, holder)
         for box, holder in self._given.take_due():
             if (state := self.machine.state(box)) is None:
                 continue  # its update has failed since
-            behind = self.machine.state_leaves(box, holder)
+            catch_up = self.machine.state_leaves(box, holder)
             self._given.send_state(holder, StateOf(self.epoch, box, self.content[box], *state))
-            self._do(behind)
-            for answer in (StateAsked, CopyClose):
+            self._do(catch_up)
+            for answer in (StateAsked, NearlyInSync):
                 self._expected[answer, box, holder] = 1
             yield from self.perform()
 
-    def send_late_records(self) -> None:
+    def send_catch_up_records(self) -> None:
         """Those of the step, after its own messages."""
         self._given.send_records(self.flight.version)
 
     def awaits_bulk(self) -> bool:
-        """Whether late records are under way that the vote waits for."""
+        """Whether catch-up records are under way that the vote waits for."""
         return self._given.vote_waits()
 
     def leave(self) -> Wait:
@@ -295,11 +305,11 @@ class Engine:
                 if frames and not self._is_ahead(frames[0]):
                     self._arrived(key[2], frames.popleft())
                     took = True
-            for box, owner in self._late.items():
-                frames = self._inbox.get((LateRecordOf, box, owner))
+            for box, owner in self._catch_up_owners.items():
+                frames = self._inbox.get((CatchUpRecordOf, box, owner))
                 if frames and self.machine.record_awaited(box):
                     frame = frames.popleft()
-                    assert isinstance(frame, LateRecordOf)
+                    assert isinstance(frame, CatchUpRecordOf)
                     self._record_arrived(box, frame.record, frame.version)
                     took = True
             yield from self.perform()
@@ -312,8 +322,8 @@ class Engine:
         self._expected.clear()
         self._inbox.clear()
         self._given.clear()
-        self._late.clear()
-        self._late_records.clear()
+        self._catch_up_owners.clear()
+        self._catch_up_records.clear()
 
     def _arrived(self, sender: Rank, frame: Frame) -> None:
         machine = self.machine
@@ -329,17 +339,17 @@ class Engine:
             self.votes[sender] = frame.vote
             self._do(machine.vote_arrived(sender))
         elif isinstance(frame, ParametersOf):
-            for box, copy in zip(boxes_from(frame.box, frame.count), frame.copies, strict=True):
-                self.work[box] = (copy, False)
+            for box, replica in zip(boxes_from(frame.box, frame.count), frame.replicas, strict=True):
+                self.work[box] = (replica, False)
                 machine.parameters_arrived(box)
         elif isinstance(frame, StateOf):
-            self.content[frame.box] = frame.copy
+            self.content[frame.box] = frame.replica
             self._do(machine.state_arrived(frame.box, frame.version, frame.digest, True))
             self._align(frame.box)
         elif isinstance(frame, StateAsked):
             self._do(machine.state_asked(frame.box, sender))
-        elif isinstance(frame, CopyClose):
-            self._given.close.append((frame.box, sender))
+        elif isinstance(frame, NearlyInSync):
+            self._given.nearly_in_sync.append((frame.box, sender))
 
     def _record_arrived(self, box: BoxId, record: Record, version: int) -> None:
         self.records[box] = record
@@ -370,7 +380,7 @@ class Engine:
                 _ACTIONS[kind](self, box, peer)
 
     def _update(self, box: BoxId) -> Wait:
-        record = self._late_records.get(box) or self.records[box]
+        record = self._catch_up_records.get(box) or self.records[box]
         base = self.content[box]
         self._checker.updates(self, box, record)
         yield from self._around.sleep(UPDATE_S)
@@ -381,7 +391,7 @@ class Engine:
                 raise UpdateFailed(f"rank {self.rank}: the update of box {box} failed")
             self.content[box] = base._replace(stamp=record.stamp)
             return self._do(actions)
-        after = Copy(record.stamp, updated_digest(base, record))
+        after = Replica(record.stamp, updated_digest(base, record))
         self.content[box] = after
         self._checker.updated(base, after, box)
         self._do(self.machine.updated(box, after.digest))
@@ -408,7 +418,7 @@ class Engine:
         self._around.send(peer, VoteCast(self.epoch, self.votes[self.rank]))
 
     def _leave_step(self, box: BoxId, peer: None) -> None:
-        raise StepFailed(None, f"copies of box {box} differ from their owners'", mismatch=True)
+        raise StepFailed(None, f"replicas of box {box} differ from their owners'", mismatch=True)
 
     def _commit(self, box: None, peer: None) -> None:
         stamp = self.flight
@@ -418,8 +428,8 @@ class Engine:
         self._do(self.machine.commit(has_update(stamp)))
         if not has_update(stamp):
             self._checker.unchanged(stamp)
-            self.content = {held: _unchanged(copy, stamp) for held, copy in self.content.items()}
-            self.work = {held: (copy._replace(stamp=stamp), own) for held, (copy, own) in self.work.items()}
+            self.content = {held: _unchanged(replica, stamp) for held, replica in self.content.items()}
+            self.work = {held: (replica._replace(stamp=stamp), own) for held, (replica, own) in self.work.items()}
 
     def _write_parameters(self, box: BoxId, peer: None) -> None:
         if self.rank in self._readers[box]:
@@ -433,18 +443,18 @@ class Engine:
     def _send_state(self, box: BoxId, peer: Rank) -> None:
         self._given.make_due((box, peer))
 
-    def _send_late_record(self, box: BoxId, peer: Rank) -> None:
+    def _send_catch_up_record(self, box: BoxId, peer: Rank) -> None:
         record, version = self._record_of(box)
-        self._given.keep_record(peer, LateRecordOf(self.epoch, box, record, version, prompt=False))
+        self._given.keep_record(peer, CatchUpRecordOf(self.epoch, box, record, version, prompt=False))
 
     def _send_prompt_record(self, box: BoxId, peer: Rank) -> None:
-        self._around.send(peer, LateRecordOf(self.epoch, box, *self._record_of(box), prompt=True))
+        self._around.send(peer, CatchUpRecordOf(self.epoch, box, *self._record_of(box), prompt=True))
 
-    def _expect_late_record(self, box: BoxId, peer: Rank) -> None:
-        self._late[box] = peer
+    def _expect_catch_up_record(self, box: BoxId, peer: Rank) -> None:
+        self._catch_up_owners[box] = peer
 
-    def _tell_close(self, box: BoxId, peer: Rank) -> None:
-        self._around.send(peer, CopyClose(self.epoch, box))
+    def _report_nearly_in_sync(self, box: BoxId, peer: Rank) -> None:
+        self._around.send(peer, NearlyInSync(self.epoch, box))
 
     def _ask_state(self, box: BoxId, peer: Rank) -> None:
         del self.content[box]
@@ -452,7 +462,7 @@ class Engine:
 
     def _drop_state(self, box: BoxId, peer: None) -> None:
         self.content.pop(box, None)
-        self._late.pop(box, None)
+        self._catch_up_owners.pop(box, None)
         for key in [key for key in self._expected if key[:2] == (StateOf, box)]:
             del self._expected[key]
 
@@ -462,9 +472,9 @@ class Engine:
         return self.tile.spans
 
 
-def _unchanged(copy: Copy, stamp: Stamp) -> Copy:
+def _unchanged(replica: Replica, stamp: Stamp) -> Replica:
     """After a step without an update, if it has all before."""
-    return copy._replace(stamp=stamp) if copy.stamp.version + 1 == stamp.version else copy
+    return replica._replace(stamp=stamp) if replica.stamp.version + 1 == stamp.version else replica
 
 
 _EXPECTED: dict[str, type] = {
@@ -488,10 +498,10 @@ _ACTIONS: dict[str, Callable[[Engine, Any, Any], None]] = {
     "commit": Engine._commit,
     "write_parameters": Engine._write_parameters,
     "send_state": Engine._send_state,
-    "send_late_record": Engine._send_late_record,
+    "send_catch_up_record": Engine._send_catch_up_record,
     "send_prompt_record": Engine._send_prompt_record,
-    "expect_late_record": Engine._expect_late_record,
-    "tell_close": Engine._tell_close,
+    "expect_catch_up_record": Engine._expect_catch_up_record,
+    "report_nearly_in_sync": Engine._report_nearly_in_sync,
     "ask_state": Engine._ask_state,
     "drop_state": Engine._drop_state,
 }

@@ -13,11 +13,11 @@ from random import Random
 from elaswave_fx.control.protocol.messages import Activate, Heartbeat, Prepare, Prepared
 from elaswave_fx.control.protocol.register import StoreReply
 from elaswave_fx.plan.work.topology import Rank
-from tools.sim.frames import STEP_FRAMES, Abort, CopyClose, LateRecordOf, StateOf, Wishes
+from tools.sim.frames import STEP_FRAMES, Abort, CatchUpRecordOf, NearlyInSync, StateOf, Wishes
 from tools.sim.rank_process import Ran
 
 STEP_EVENTS: tuple[type, ...] = (*STEP_FRAMES, Ran)
-RECOVERY_EVENTS: tuple[type, ...] = (Prepare, Activate, Abort, StateOf, LateRecordOf, CopyClose, Wishes)
+RECOVERY_EVENTS: tuple[type, ...] = (Prepare, Activate, Abort, StateOf, CatchUpRecordOf, NearlyInSync, Wishes)
 COORDINATOR_EVENTS: tuple[type, ...] = (Heartbeat, Prepared, StoreReply)
 
 CRASHES = ("crash", "host")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elaswave_fx.control.protocol.types import BoxId, Copy, Record, Vote
+from elaswave_fx.control.protocol.types import BoxId, Record, Replica, Vote
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
@@ -47,15 +47,15 @@ class VoteCast:
 
 @dataclass(frozen=True, slots=True)
 class ParametersOf:
-    """Owner to a reader that does not make them itself: the parameters made from a copy of each box."""
+    """Owner to a reader that does not make them itself: the parameters made from a replica of each box."""
 
     epoch: Epoch
     box: BoxId
-    copies: tuple[Copy, ...]
+    replicas: tuple[Replica, ...]
 
     @property
     def count(self) -> int:
-        return len(self.copies)
+        return len(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class StateOf:
 
     epoch: Epoch
     box: BoxId
-    copy: Copy
+    replica: Replica
     version: int
     digest: int
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class LateRecordOf:
-    """Owner to a holder that catches up: a record behind the state; `prompt`: it came with the frames of its step."""
+class CatchUpRecordOf:
+    """Owner to a syncing holder: a record after the state; `prompt`: it came with the frames of its step."""
 
     epoch: Epoch
     box: BoxId
@@ -84,7 +84,7 @@ class LateRecordOf:
 
 @dataclass(frozen=True, slots=True)
 class StateAsked:
-    """New holder to owner: the copy is of no use, another state is wanted."""
+    """New holder to owner: the replica is of no use, another state is wanted."""
 
     epoch: Epoch
     box: BoxId
@@ -92,8 +92,8 @@ class StateAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyClose:
-    """New holder to owner: the copy has all but caught up."""
+class NearlyInSync:
+    """New holder to owner: the replica is nearly in sync."""
 
     epoch: Epoch
     box: BoxId
@@ -120,5 +120,7 @@ class Abort:
     count: int = 1
 
 
-Frame = PartOf | RecordOf | VoteCast | ParametersOf | StateOf | LateRecordOf | StateAsked | CopyClose | Wishes | Abort
+Frame = (
+    PartOf | RecordOf | VoteCast | ParametersOf | StateOf | CatchUpRecordOf | StateAsked | NearlyInSync | Wishes | Abort
+)
 STEP_FRAMES: tuple[type, ...] = (PartOf, RecordOf, VoteCast, ParametersOf)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from elaswave_fx.control.protocol.messages import ReshapeWanted
 from elaswave_fx.control.protocol.register import Register
-from elaswave_fx.control.protocol.types import Copy
+from elaswave_fx.control.protocol.types import Replica
 from elaswave_fx.plan.next.replan_request import ReshapeRequest
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Rank
@@ -128,15 +128,15 @@ class Injector:
             self.world.break_link(source, target, 0.0)
 
     def _corrupt(self, rank: Rank) -> None:
-        """A held copy changes in memory; what is computed from its bytes from now on shows it."""
+        """A held replica changes in memory; what is computed from its bytes from now on shows it."""
         process = self.world.processes[rank]
         body = process.body
         if not process.alive or not isinstance(body, RankProcess):
             return
         for box_id, box in numbered(self.world.register.activation.assignment.boxes):
             if rank in box.holders and box_id in body.engine.content:
-                copy = body.engine.content[box_id]
-                body.engine.content[box_id] = Copy(copy.stamp, hash((copy.digest, self.world.count)) & WORD)
+                replica = body.engine.content[box_id]
+                body.engine.content[box_id] = Replica(replica.stamp, hash((replica.digest, self.world.count)) & WORD)
                 self.world.corrupted.add((rank, box_id))
                 return
 

@@ -24,12 +24,12 @@ from elaswave_fx.plan.work.topology import Link, Rank, emulated_host, local_topo
 BATCH = 12
 """Samples of a step."""
 
-COPIES = 1
-"""Copies of each box besides its owner's."""
+REPLICAS = 1
+"""Replicas of each box besides its owner's."""
 
 RANKS_PER_HOST = 2
 SLOW = Link(0.0, 300.0)
-"""Of jobs of several units: parameters take so long that ranks get copies for a goal before its lanes are taken."""
+"""Of jobs of several units: parameters take so long that ranks get replicas for a goal before its lanes are taken."""
 
 MOST_PLANS = 50_000
 """Plans that a process remembers."""
@@ -62,15 +62,15 @@ def first_plan(world: int, units: int) -> Planned:
     topology = local_topology(world, RANKS_PER_HOST)
     if units > 1:
         topology = replace(topology, within_host=SLOW, between_hosts=SLOW)
-    plan = plan_lanes(workload(units), topology, [widths], copies=COPIES)
-    return Planner(COPIES).read(plan.to_json())
+    plan = plan_lanes(workload(units), topology, [widths], replicas=REPLICAS)
+    return Planner(REPLICAS).read(plan.to_json())
 
 
 class MemoPlanner:
     """The real planner, which is pure: what it was asked before it need not think about again."""
 
     def __init__(self) -> None:
-        self._planner = Planner(COPIES)
+        self._planner = Planner(REPLICAS)
         self._plans: dict[object, Planned] = {}
         self._next: dict[object, Planned | None] = {}
 

@@ -29,4 +29,4 @@ class Outcome:
 
 
 class Excused(Exception):
-    """A wrong copy was the last one before anything could compare it: outside what the protocol promises."""
+    """A wrong replica was the last one before anything could compare it: outside what the protocol promises."""

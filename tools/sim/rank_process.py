@@ -53,8 +53,8 @@ from tools.sim.engine import Engine
 from tools.sim.frames import Abort, Frame, Wishes
 from tools.sim.surroundings import UpdateFailed, Wait
 
-COPY_DIFFERS = "copy differs"
-"""What a rank says that finds a copy other than its owner's; the coordinator's events have names of their own."""
+REPLICA_DIFFERS = "replica differs"
+"""What a rank says that finds a replica other than its owner's; the coordinator's events have names of their own."""
 
 
 LINK_S, LINK_AGAIN_S, LINK_LOOK_S = 5.0, 1.0, 0.01
@@ -348,14 +348,14 @@ class RankProcess:
         self.world.checker.computes(engine, engine.parameters())
         yield from self._compute()
         self._check_members()
-        yield from engine.send_copies()
+        yield from engine.send_replicas()
         engine.reduce()
         yield from self._wait("reduce", engine.machine.ready_to_vote, self._awaited)
-        engine.send_late_records()
+        engine.send_catch_up_records()
         while engine.awaits_bulk():
             yield from self.sleep(BULK_LOOK_S)
             self._check_members()
-        yield from engine.send_copies()
+        yield from engine.send_replicas()
         engine.cast_vote()
         yield from self._wait("vote", lambda: engine.certificate is not None, self._awaited)
         self._phase = "update"
@@ -375,13 +375,13 @@ class RankProcess:
         self._say(Committed(what.certificate, self.world.now, leaves), wakes=False)
 
     def _read_sync_state(self, _: do.ReadSyncState) -> tuple[frozenset[BoxId], frozenset[BoxId]]:
-        return _boxes(self.engine.machine.catching_up), _boxes(self.engine.machine.far_behind)
+        return _boxes(self.engine.machine.syncing), _boxes(self.engine.machine.lagging)
 
     def _report_sync_state(self, what: do.ReportSyncState) -> None:
         self._say(what.sync, wakes=True)
 
     def _report_mismatch(self, what: do.ReportMismatch) -> None:
-        self.world.hear(self.rank, COPY_DIFFERS, what)
+        self.world.hear(self.rank, REPLICA_DIFFERS, what)
         self._broadcast_abort(what.suspect)
 
     def _abort_step(self, what: do.AbortStep) -> Generator[None, None, do.Inventory]:
@@ -465,8 +465,8 @@ class RankProcess:
         yield from self._wait("refresh", engine.parameters_ready, self._awaited)
 
     def _sync_replicas(self, what: do.SyncReplicas) -> Generator[None, None, frozenset[BoxId]]:
-        yield from self.engine.replicate(what.copies)
-        return _boxes(self.engine.machine.catching_up)
+        yield from self.engine.replicate(what.transfers)
+        return _boxes(self.engine.machine.syncing)
 
     def _all_wishes(self, members: tuple[Rank, ...]) -> bool:
         for member in members:

@@ -126,7 +126,7 @@ class World:
         self.plans = {first.assignment.plan_hash: first}
         activation = Activation(Epoch(0), first.assignment, SEED, SEED, None, rollback=True)
         self.patience_s = Random(f"patience of {seed}").choice((BLOCKED_S / 4, BLOCKED_S * 4))
-        self.waits_from_s: float | None = None  # of the epoch, for a last copy
+        self.waits_from_s: float | None = None  # of the epoch, for a last replica
         self.register = Register(Term(0), activation, SEED, SEED, None, SEED, numbers=world)
         self.processes: dict[Rank, Process] = {}
         self.checker = Checker(self._living, self.register)
@@ -378,7 +378,7 @@ class World:
                 self.push(self.now + BLOCKED_S, STORE, partial(self._help, rank), STORE)
 
     def _over(self) -> None:
-        """Nobody goes on: for want of anything to go on with, or because a last copy was waited for long enough."""
+        """Nobody goes on: for want of anything to go on with, or because a last replica was waited for long enough."""
         if self.waits_from_s is not None and self.now - self.waits_from_s >= self.patience_s:
             self.said["waited in vain"] += 1
         else:
@@ -486,7 +486,7 @@ class World:
             self.push(self.now, COORDINATOR, Saved(stamp), STORE)
 
     def _excuse(self, register: Register) -> None:
-        """End the schedule if an epoch makes a corrupted copy the owner: nothing is left to compare it with."""
+        """End the schedule if an epoch makes a corrupted replica the owner: nothing is left to compare it with."""
         for box_id, box in numbered(register.activation.assignment.boxes):
             if (box.owner, box_id) in self.corrupted and self._is_wrong(box.owner, box_id):
                 raise Excused
@@ -495,11 +495,15 @@ class World:
         self._excuse(self.register)
 
     def _is_wrong(self, rank: Rank, box: BoxId) -> bool:
-        """Whether a copy is wrong, and its rank cannot know."""
+        """Whether a replica is wrong, and its rank cannot know."""
         body = self.processes[rank].body
         assert isinstance(body, RankProcess)
-        copy = body.engine.content.get(box)
-        return copy is not None and body.engine.intact(box) and self.checker.truth.get((box, copy.stamp)) != copy.digest
+        replica = body.engine.content.get(box)
+        return (
+            replica is not None
+            and body.engine.intact(box)
+            and self.checker.truth.get((box, replica.stamp)) != replica.digest
+        )
 
     # --- What faults do to processes ---
 

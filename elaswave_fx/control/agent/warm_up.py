@@ -11,7 +11,7 @@ from dataclasses import replace
 from elaswave_fx.control.protocol.messages import Activate, Prepared
 from elaswave_fx.control.protocol.rank import report, step
 from elaswave_fx.control.protocol.rank_state import Holdings, RankState, StepLeft
-from elaswave_fx.control.protocol.types import Activation, Ballot, Copy, Term
+from elaswave_fx.control.protocol.types import Activation, Ballot, Replica, Term
 from elaswave_fx.control.wire import decode, encode
 from elaswave_fx.plan.work.topology import Epoch
 
@@ -21,9 +21,9 @@ ROUNDS = 16
 
 def warm_up(state: RankState, first: Activation) -> None:
     """Leave a step, report, and enter the next epoch, including encoding and decoding."""
-    copies = {box: Copy(state.committed, 1) for box in sorted(state.kept)}
+    replicas = {box: Replica(state.committed, 1) for box in sorted(state.kept)}
     suspect = next((rank for rank in state.members if rank != state.rank), None)
-    left = StepLeft(Holdings(state.committed, copies, {}, complete=state.kept), suspect)
+    left = StepLeft(Holdings(state.committed, replicas, {}, complete=state.kept), suspect)
     ballot = Ballot(Term(state.ballot.term + 1), 1)
     news = Activate(ballot, replace(first, epoch=Epoch(first.epoch + 1)))
     for _ in range(ROUNDS):

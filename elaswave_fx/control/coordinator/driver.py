@@ -93,7 +93,7 @@ class CoordinatorDriver:
         self._steady_s = 0.0
         self._thinks = False
         self._meter: tuple[int, Version, SpeedMeter] | None = None  # of that plan: newest measured version
-        self._all_copies: tuple[int, Held] | None = None  # of that plan, once all replicas are in sync
+        self._all_replicas: tuple[int, Held] | None = None  # of that plan, once all replicas are in sync
         self._speeds: Speeds = {}  # of ranks that differ from the plan
         self._probation = Probation()  # of ranks without work because they are slow
         self._reshape: tuple[int, ReshapeRequest] | None = None  # (connection, request) of a user
@@ -319,16 +319,16 @@ class CoordinatorDriver:
         )
         if not complete and not request.overdue:
             return None
-        present, copies = self._present(register), self._copies(register, complete)
-        planned = self._plan_cache.successor(present, copies, request)
-        if request.reshape is not None and complete and self._plan_cache.has_no_successor(present, copies, request):
+        present, replicas = self._present(register), self._replicas(register, complete)
+        planned = self._plan_cache.successor(present, replicas, request)
+        if request.reshape is not None and complete and self._plan_cache.has_no_successor(present, replicas, request):
             self._refuse_reshape(self._planning.why_not(present, request.reshape, was_tried=True))
         self._next_planned = planned
         return None if planned is None else Following(planned.assignment.members, planned.aim)
 
     def _why_needed(self, register: Register, rank: Rank) -> str | None:
         """Why an overdue draining rank is needed; asked if there is no next plan."""
-        before, held = self._present(register), self._copies(register, self._complete().issuperset(register.members))
+        before, held = self._present(register), self._replicas(register, self._complete().issuperset(register.members))
         if not self._plan_cache.has_no_successor(before, held, self._request):
             return None
         others = tuple(member for member in register.members if member != rank)
@@ -337,19 +337,19 @@ class CoordinatorDriver:
         left = {box: tuple(other for other in ranks if other != rank) for box, ranks in held.items()}
         alone = sum(not ranks for ranks in left.values())
         if alone:
-            return f"no other rank has a copy of {alone} of {len(left)} boxes"
+            return f"no other rank has a replica of {alone} of {len(left)} boxes"
         planned = self._planning.replan(before, others, left)
         return planned.reason if planned.ends_job else "others leave, too, and not all of them can be spared"
 
     def _present(self, register: Register) -> Planned:
         return self.plan(register.key.plan_hash)
 
-    def _copies(self, register: Register, complete: bool) -> Held:
+    def _replicas(self, register: Register, complete: bool) -> Held:
         """The replica holders of each box; the same object while nothing changes, once all are in sync."""
         if not complete:
             return self._held(register, self._complete())
         plan_hash = register.key.plan_hash
-        if self._all_copies is None or self._all_copies[0] != plan_hash:
+        if self._all_replicas is None or self._all_replicas[0] != plan_hash:
             boxes = numbered(register.activation.assignment.boxes)
-            self._all_copies = (plan_hash, {box_id: box.replica_ranks for box_id, box in boxes})
-        return self._all_copies[1]
+            self._all_replicas = (plan_hash, {box_id: box.replica_ranks for box_id, box in boxes})
+        return self._all_replicas[1]

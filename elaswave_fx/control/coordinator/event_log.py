@@ -116,7 +116,7 @@ def cause_words(cause: Cause) -> str:
 def _waiting(event: Waiting) -> str:
     if event.boxes:
         return f"boxes {list(event.boxes)} wait for ranks {list(event.ranks)}"
-    return f"links of {list(event.ranks)} are broken, but their copies are needed"
+    return f"links of {list(event.ranks)} are broken, but their replicas are needed"
 
 
 def _agreed(event: Agreed) -> job_events.Agreed:
@@ -140,7 +140,7 @@ def _why(event: Agreed) -> str:
         case Resumption.AGAIN:
             return f"step {event.step} is done again"
         case Resumption.BACK:
-            return f"no copy of boxes {list(event.lost_boxes)} is left: rolled back to version {event.step}"
+            return f"no replica of boxes {list(event.lost_boxes)} is left: rolled back to version {event.step}"
         case Resumption.LEDGER:
             before = event.epoch - 1
             return f"all members of epoch {before} are gone: rolled back to version {event.step}, the ledger's"

@@ -101,9 +101,9 @@ class Planning(Protocol):
 
 @dataclass(frozen=True)
 class Planner:
-    """The planner of `elaswave_fx.plan`, with `copies` replicas of each box besides its owner's."""
+    """The planner of `elaswave_fx.plan`, with `replicas` replicas of each box besides its owner's."""
 
-    copies: int
+    replicas: int
 
     def read(self, text: str) -> Planned:
         from elaswave_fx.plan.plan import Plan
@@ -119,7 +119,7 @@ class Planner:
 
         choice = None if like is None else like.choice
         try:
-            plan, choice = replan.replan_like(before.plan, members, held, self.copies, choice, joiners)
+            plan, choice = replan.replan_like(before.plan, members, held, self.replicas, choice, joiners)
             lines = Transition.of(before.plan, plan).lines()
         except PlanError as error:
             plan, lines = replan.terminal_plan(before.plan, members, held, str(error), joiners), ()
@@ -135,7 +135,7 @@ class Planner:
         from elaswave_fx.plan.next import goal
         from elaswave_fx.plan.predict.transition import Transition
 
-        plan = goal.successor(before.plan, held, self.copies, request)
+        plan = goal.successor(before.plan, held, self.replicas, request)
         if plan is None:
             return None
         left = tuple(rank for rank in request.leaving if rank not in plan.ranks)
@@ -155,7 +155,7 @@ class Planner:
         from elaswave_fx.plan.next import goal
 
         plan: Plan = before.plan
-        return goal.why_nothing_follows(plan, reshape, self.copies) if was_tried else goal.why_never(plan, reshape)
+        return goal.why_nothing_follows(plan, reshape, self.replicas) if was_tried else goal.why_never(plan, reshape)
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
         plan: Plan = planned.plan
@@ -292,9 +292,9 @@ class PlanCache:
     def replan(self, before: Planned, members: tuple[Rank, ...], held: Held, joiners: Joiners | None = None) -> Planned:
         """Like `Planning.replan`, or the successor if known; waits for a plan in progress."""
         if self._next is not None and self._next[0] == before.assignment.plan_hash and self._next[3].done():
-            copies, planned = self._next[1], self._next[3].result()
+            replicas, planned = self._next[1], self._next[3].result()
             if planned is not None and planned.assignment.members == members:
-                left = {box: tuple(rank for rank in ranks if rank in members) for box, ranks in copies.items()}
+                left = {box: tuple(rank for rank in ranks if rank in members) for box, ranks in replicas.items()}
                 if _frozen(left) == _frozen(held):
                     return planned
         if self._about is None or self._about[0] != before.assignment.plan_hash:

@@ -4,7 +4,7 @@ In: heartbeats and reports of ranks, exits of processes from the launcher. Out: 
 (written before the swap that makes the epoch), ACTIVATE to the ranks, events to the launcher. A thread writes the
 ledger and the log to disk. Commits do not need this process, and it can be restarted at any time.
 
-    run_coordinator(CoordinatorSpec(address=…, job_folder=…, planning=Planner(copies=1), conditions=…), channel)  ->  0
+    run_coordinator(CoordinatorSpec(address=…, job_folder=…, planning=Planner(replicas=1), conditions=…), channel) -> 0
 """
 
 from __future__ import annotations

@@ -100,19 +100,19 @@ def committed_since(register: Register, reports: Mapping[Rank, Report]) -> tuple
 def sources(report: Report, previous: Stamp, resume: Stamp) -> frozenset[BoxId]:
     """Return the boxes that a rank can bring to `resume`: it has them there, or one version before with the record."""
     found = []
-    for box, copy in report.copies.items():
+    for box, replica in report.copies.items():
         pending = report.records.get(box, ())
-        if copy.stamp == resume or (copy.stamp == previous and pending and pending[0].stamp == resume):
+        if replica.stamp == resume or (replica.stamp == previous and pending and pending[0].stamp == resume):
             found.append(box)
     return frozenset(found)
 
 
-def copies_agree(assignment: Assignment, reports: Mapping[Rank, Report], resume: Stamp) -> bool:
+def replicas_agree(assignment: Assignment, reports: Mapping[Rank, Report], resume: Stamp) -> bool:
     """Whether all replicas that parameters were made from are at `resume`, with one digest per box."""
     for box_id, box in numbered(assignment.boxes):
         made_of = reports.keys() & box.local_materializers
         found = {reports[rank].copies.get(box_id) for rank in made_of}
-        if len(found) > 1 or any(copy is None or copy.stamp != resume for copy in found):
+        if len(found) > 1 or any(replica is None or replica.stamp != resume for replica in found):
             return False
     return True
 
@@ -180,7 +180,7 @@ def decide(
         held = dict.fromkeys(held, everybody)
         activation = Activation(epoch, replan(everybody, held, assignment), target, target, None, rollback=True)
         return Proceed(activation, lines, (), Resumption.BACK, lost)
-    agree = copies_agree(assignment, reports, resume)
+    agree = replicas_agree(assignment, reports, resume)
     activation = Activation(epoch, replan(members, held, assignment), resume, previous, last, copies_agree=agree)
     if unknown:
         how = Resumption.LEDGER
@@ -200,8 +200,8 @@ def _nothing_left(register: Register, members: tuple[Rank, ...], boxes: int) -> 
     gone = [rank for rank in register.members if rank not in members]
     who = f"with {rank_words(gone)}" if gone else "to damage in memory"
     return (
-        f"all copies of {boxes} of {len(register.activation.assignment.boxes)} boxes are lost {who}, and no checkpoint "
-        "was written (checkpoint.every); recovery.allow_rollback=true would begin again from step 0"
+        f"all replicas of {boxes} of {len(register.activation.assignment.boxes)} boxes are lost {who}, and no "
+        "checkpoint was written (checkpoint.every); recovery.allow_rollback=true would begin again from step 0"
     )
 
 

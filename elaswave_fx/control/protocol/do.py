@@ -189,7 +189,7 @@ class SyncReplicas:
     """Start state transfers (box, owner, new holder), which overlap with the next steps. Result: boxes that are not in
     sync here."""
 
-    copies: tuple[tuple[BoxId, Rank, Rank], ...]
+    transfers: tuple[tuple[BoxId, Rank, Rank], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,9 @@ def _wait(state: Coordinator, register: Register, waiting: events.Waiting, now_s
 def _waited_in_vain(register: Register, waiting: events.Waiting, patience_s: float) -> str:
     """Return why the job ends, and to which state it can be resumed, for the user."""
     total = len(register.activation.assignment.boxes)
-    lacks = f"the only copies of {len(waiting.boxes)} of {total} boxes" if waiting.boxes else "copies that are needed"
+    lacks = (
+        f"the only replicas of {len(waiting.boxes)} of {total} boxes" if waiting.boxes else "replicas that are needed"
+    )
     if register.checkpoint == SEED:
         back = "no checkpoint was written (checkpoint.every), so that a new run begins again from its seed"
     else:

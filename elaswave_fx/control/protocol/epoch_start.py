@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from elaswave_fx.control.protocol.rank_state import Holdings
-from elaswave_fx.control.protocol.types import Activation, Certificate, Copy, Record, Stamp, Version, Vote
+from elaswave_fx.control.protocol.types import Activation, Certificate, Record, Replica, Stamp, Version, Vote
 from elaswave_fx.plan.work.box import Box, BoxId, numbered
 from elaswave_fx.plan.work.topology import Epoch, Rank
 
@@ -29,12 +29,12 @@ def holdings(
     `votes`: received for a step that was aborted after the own vote, None if there is none. `recorded`: boxes whose
     records of that step are in memory.
     """
-    copies = {box: Copy(committed, digest) for box, digest in digests.items()}
+    replicas = {box: Replica(committed, digest) for box, digest in digests.items()}
     if votes is None:
-        return Holdings(committed, copies, {}, (), frozenset(copies))
+        return Holdings(committed, replicas, {}, (), frozenset(replicas))
     flight = Stamp(Version(committed.version + 1), epoch)
-    records = {box: (Record(flight, (), copies[box].digest),) for box in recorded if box in copies}
-    return Holdings(committed, copies, records, tuple(votes), frozenset(copies))
+    records = {box: (Record(flight, (), replicas[box].digest),) for box in recorded if box in replicas}
+    return Holdings(committed, replicas, records, tuple(votes), frozenset(replicas))
 
 
 def is_elsewhere(committed: Stamp, was: Epoch, activation: Activation) -> bool:
@@ -62,7 +62,7 @@ def resolve(rank: Rank, activation: Activation, committed: Stamp, was: Epoch, pe
 
 
 def unchecked_buckets(
-    rank: Rank, before: Sequence[Box], after: Sequence[Box], copies_agree: bool, damaged: Iterable[BoxId]
+    rank: Rank, before: Sequence[Box], after: Sequence[Box], replicas_agree: bool, damaged: Iterable[BoxId]
 ) -> set[int]:
     """Return buckets with a part that this rank made, as a holder, from a replica that it does not keep; and buckets of
     `damaged` boxes, from which readers would make parameters.
@@ -71,7 +71,7 @@ def unchecked_buckets(
     replicas were compared at the stop.
     """
     wrong = {after[box].bucket for box in damaged}
-    if copies_agree:
+    if replicas_agree:
         return wrong
     boxes = zip(before, after, strict=True)
     made = [(old, new) for old, new in boxes if rank in old.local_materializers - {old.owner}]
@@ -112,6 +112,6 @@ def outside(boxes: Sequence[Box], rank: Rank) -> tuple[Box, ...]:
     )
 
 
-def copies_due(boxes: Sequence[Box]) -> list[tuple[BoxId, Rank, Rank]]:
+def replica_transfers(boxes: Sequence[Box]) -> list[tuple[BoxId, Rank, Rank]]:
     """Return the state transfers to start: (box, owner, new holder)."""
     return [(box_id, box.owner, holder) for box_id, box in numbered(boxes) for holder in box.catching_up]

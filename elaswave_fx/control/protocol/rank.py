@@ -60,8 +60,8 @@ from elaswave_fx.control.protocol.types import (
     Activation,
     BoxId,
     Certificate,
-    Copy,
     Record,
+    Replica,
     Report,
     Stamp,
     Version,
@@ -123,7 +123,7 @@ def heartbeat(state: RankState) -> Heartbeat:
         state.certificates[:LINES_PER_HEARTBEAT] if writes else (),
         state.step_s,
         state.leave,
-        not state.joining and not state.far,
+        not state.joining and not state.lagging,
     )
 
 
@@ -133,7 +133,7 @@ def report(state: RankState) -> Report:
         state.rank,
         state.epoch,
         state.committed,
-        state.copies,
+        state.replicas,
         state.records,
         state.votes,
         state.certificates,
@@ -154,20 +154,20 @@ def install(state: RankState, activation: Activation) -> RankState:
     """
     boxes = activation.assignment.boxes
     kept = frozenset(box_id for box_id, box in numbered(boxes) if state.rank in box.replica_ranks)
-    copies, records = _leading_to(state, activation)
-    complete = kept if activation.rollback else kept.intersection(copies)
+    replicas, records = _leading_to(state, activation)
+    complete = kept if activation.rollback else kept.intersection(replicas)
     return replace(
         state,
         epoch=activation.epoch,
         members=activation.assignment.members,
         kept=kept,
         complete=complete,
-        far=kept - complete,
+        lagging=kept - complete,
         stopped=False,
         joining=False,
         committed=activation.resume,
         certificates=(),
-        copies=copies,
+        replicas=replicas,
         records=records,
         votes=(),
         suspect=None,
@@ -178,17 +178,19 @@ def install(state: RankState, activation: Activation) -> RankState:
     )
 
 
-def _leading_to(state: RankState, activation: Activation) -> tuple[dict[BoxId, Copy], dict[BoxId, tuple[Record, ...]]]:
-    copies, records = {}, {}
+def _leading_to(
+    state: RankState, activation: Activation
+) -> tuple[dict[BoxId, Replica], dict[BoxId, tuple[Record, ...]]]:
+    replicas, records = {}, {}
     if activation.rollback:
-        return copies, records
-    for box, copy in state.copies.items():
+        return replicas, records
+    for box, replica in state.replicas.items():
         pending = state.records.get(box, ())
-        if copy.stamp == activation.resume:
-            copies[box] = copy
-        elif copy.stamp == activation.previous and pending and pending[0].stamp == activation.resume:
-            copies[box], records[box] = copy, pending[:1]
-    return copies, records
+        if replica.stamp == activation.resume:
+            replicas[box] = replica
+        elif replica.stamp == activation.previous and pending and pending[0].stamp == activation.resume:
+            replicas[box], records[box] = replica, pending[:1]
+    return replicas, records
 
 
 def _on_activate(state: RankState, event: Activate, now_s: float) -> Result:
@@ -287,7 +289,7 @@ def _commit(state: RankState, certificate: Certificate) -> RankState:
 
 
 def _on_replica_sync(state: RankState, event: ReplicaSync, now_s: float) -> Result:
-    return replace(state, complete=state.kept - event.syncing, far=event.far), ()
+    return replace(state, complete=state.kept - event.syncing, lagging=event.lagging), ()
 
 
 def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
@@ -302,11 +304,11 @@ def _on_step_left(state: RankState, event: StepLeft, now_s: float) -> Result:
         state = _commit(state, Certificate(holdings.committed, cast))
     state = replace(
         state,
-        copies=holdings.copies,
+        replicas=holdings.replicas,
         records=holdings.records,
         votes=tuple(vote for vote in votes if vote.stamp.version == state.next_version),
         complete=holdings.complete,
-        far=state.kept - holdings.complete,
+        lagging=state.kept - holdings.complete,
     )
     paused = state.was_paused or now_s - state.tick_s > state.limits.paused_s
     accused = event.suspect if event.suspect in state.members and not paused else None

@@ -32,8 +32,8 @@ from elaswave_fx.control.protocol.types import (
     Ballot,
     BoxId,
     Certificate,
-    Copy,
     Record,
+    Replica,
     Stamp,
     Version,
     Vote,
@@ -75,12 +75,12 @@ STARTING = Progress("starting")
 class Holdings:
     """An engine's memory after an aborted step.
 
-    `committed`: the newest known commit. `copies`, `records`: without replicas that are known to differ from their
+    `committed`: the newest known commit. `replicas`, `records`: without replicas that are known to differ from their
     owner's. `votes`: received for the step in flight. `complete`: boxes in sync.
     """
 
     committed: Stamp
-    copies: dict[BoxId, Copy]
+    replicas: dict[BoxId, Replica]
     records: dict[BoxId, tuple[Record, ...]]
     votes: tuple[Vote, ...] = ()
     complete: frozenset[BoxId] = frozenset()
@@ -217,10 +217,10 @@ Event = (
 class RankState:
     """One rank. Dictionaries are never changed in place.
 
-    Epoch: `kept`, the boxes it owns or holds; `complete`, those in sync; `far`, those that are not expected to
+    Epoch: `kept`, the boxes it owns or holds; `complete`, those in sync; `lagging`, those that are not expected to
     be after the next step; `stopped`: the epoch is over for this rank. `joining`: the process was never a member and
     asks to join.
-    Aborted step: `copies`, `records`, `votes`; `suspect`; `broken`, peers without a link; `report_owed`: the
+    Aborted step: `replicas`, `records`, `votes`; `suspect`; `broken`, peers without a link; `report_owed`: the
     coordinator must still get a report.
     Main thread: `waiting` for an answer after a step of `left_epoch`; `stop_requested`: it must start no step;
     `kept_news`: messages for after its step. `activate`: the message that began the epoch.
@@ -238,12 +238,12 @@ class RankState:
     members: tuple[Rank, ...] = ()
     kept: frozenset[BoxId] = frozenset()
     complete: frozenset[BoxId] = frozenset()
-    far: frozenset[BoxId] = frozenset()
+    lagging: frozenset[BoxId] = frozenset()
     stopped: bool = True
     joining: bool = True
     committed: Stamp = SEED
     certificates: tuple[Certificate, ...] = ()
-    copies: dict[BoxId, Copy] = field(default_factory=dict)
+    replicas: dict[BoxId, Replica] = field(default_factory=dict)
     records: dict[BoxId, tuple[Record, ...]] = field(default_factory=dict)
     votes: tuple[Vote, ...] = ()
     suspect: Rank | None = None

@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.epoch_start import (
     anew,
-    copies_due,
     has_missed,
     holdings,
     is_elsewhere,
     promoted,
+    replica_transfers,
     resolve,
     unchecked_buckets,
 )
@@ -133,8 +133,8 @@ def _steps(state: LoopState) -> Do:
         certificate = yield do.TakeStep(state.committed.version)
         yield from _commit(state, certificate)
         if state.sync.syncing:
-            behind, far = yield do.ReadSyncState()
-            sync = state.sync.after_step(behind, far)
+            syncing, lagging = yield do.ReadSyncState()
+            sync = state.sync.after_step(syncing, lagging)
             if sync != state.sync:
                 state.sync = sync
                 yield do.ReportSyncState(sync)
@@ -206,8 +206,8 @@ def enter(state: LoopState, go: Go) -> Do:
     state.stale &= {box.bucket for box in boxes if state.rank in box.readers}
     yield do.GatherParameters(frozenset(state.stale))
     state.stale.clear()
-    behind = yield do.SyncReplicas(tuple(copies_due(boxes)))
-    state.sync = state.sync.next_epoch(behind)
+    syncing = yield do.SyncReplicas(tuple(replica_transfers(boxes)))
+    state.sync = state.sync.next_epoch(syncing)
     state.damaged.clear()  # dropped, or being replaced
     yield do.EpochBegun(activation, restart)
 
@@ -217,5 +217,5 @@ def _check_promoted(state: LoopState, boxes: tuple[Box, ...]) -> Do:
     found = yield do.VerifyReplicas(tuple(promoted(state.rank, state.boxes, boxes)))
     state.damaged |= found
     if found:
-        why = f"rank {state.rank}: copies of boxes {sorted(found)} were damaged in memory"
+        why = f"rank {state.rank}: replicas of boxes {sorted(found)} were damaged in memory"
         raise StepFailed(None, why, mismatch=True)

@@ -1,4 +1,4 @@
-"""The values of the control protocol: versions, copies, records, votes, activations.
+"""The values of the control protocol: versions, replicas, records, votes, activations.
 
 Immutable values that both machines (`rank.py` at each rank, `coordinator.py`) exchange by `messages.py`.
 
@@ -56,7 +56,7 @@ NO_BALLOT = Ballot(Term(0), 0)
 """Below every attempt."""
 
 
-class Copy(NamedTuple):
+class Replica(NamedTuple):
     """A replica of a box in a rank's memory; `digest` is computed from its bytes."""
 
     stamp: Stamp
@@ -136,7 +136,7 @@ class Report:
     rank: Rank
     epoch: Epoch
     committed: Stamp
-    copies: dict[BoxId, Copy]
+    copies: dict[BoxId, Replica]
     records: dict[BoxId, tuple[Record, ...]]
     votes: tuple[Vote, ...]
     certificates: tuple[Certificate, ...]

@@ -97,7 +97,7 @@ class _Job:
         for box in {**report.copies, **report.records}:
             if not 0 <= box < self._boxes:
                 yield f"it has box {box}, and there are {self._boxes}"
-        yield from self._of_stamps(copy.stamp for copy in report.copies.values())
+        yield from self._of_stamps(replica.stamp for replica in report.copies.values())
         for records in report.records.values():
             if len(records) > RECORDS_MOST:
                 yield f"it has {len(records)} records of a box"

@@ -101,7 +101,7 @@ def _leaving(plan: Plan) -> Iterator[str]:
     """Faults of leaving ranks: they get no work and no replica that they do not have."""
     for number, box in enumerate(plan.boxes):
         for rank in sorted(set(box.catching_up) & set(plan.topology.leaving)):
-            yield f"rank {rank} is to get a copy of box {number}, and to leave; who leaves gets nothing"
+            yield f"rank {rank} is to get a replica of box {number}, and to leave; who leaves gets nothing"
 
 
 def _tiles(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
@@ -238,7 +238,7 @@ def _replica_faults(box: Box, ranks: set[Rank]) -> Iterator[str]:
         yield f"is held by {box.holders}; a rank holds a box once"
     odd = sorted(set(box.catching_up) - set(box.holders))
     if odd or len(set(box.catching_up)) != len(box.catching_up):
-        yield f"is awaited by {box.catching_up} and held by {box.holders}; those that catch up are holders, each once"
+        yield f"is awaited by {box.catching_up} and held by {box.holders}; those that sync are holders, each once"
 
 
 def _hops(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
@@ -334,11 +334,11 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
     kept: Counter[Rank] = Counter()
     for box in plan.boxes:
         kept.update(dict.fromkeys((box.owner, *box.holders), box.span.hi - box.span.lo))
-    awaited, behind = _on_their_way(plan)
+    awaited, syncing = _on_their_way(plan)
     for tile in tiles:
-        taken, most = behind[tile.rank], plan.topology.switch_bytes
+        taken, most = syncing[tile.rank], plan.topology.switch_bytes
         if most is not None and taken > most:
-            yield f"rank {tile.rank} needs {taken} bytes for copies on their way, which may take {most}"
+            yield f"rank {tile.rank} needs {taken} bytes for syncing replicas, which may take {most}"
         limit = limits.get(tile.rank)
         if limit is None:
             continue
@@ -357,7 +357,7 @@ def _memory(plan: Plan, tiles: Sequence[Tile]) -> Iterator[str]:
         if need > limit:
             yield f"rank {tile.rank} needs {need} bytes and has {limit}; a tile fits in the memory of its rank"
         elif taken and need - work.state_bytes_per_element * awaited[tile.rank] + taken > limit:
-            yield f"rank {tile.rank} has no room for copies on their way: they need {taken} bytes, and it has {limit}"
+            yield f"rank {tile.rank} has no room for syncing replicas: they need {taken} bytes, and it has {limit}"
 
 
 def _on_their_way(plan: Plan) -> tuple[Counter[Rank], Counter[Rank]]:

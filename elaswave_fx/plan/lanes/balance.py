@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from elaswave_fx.plan.lanes.sketches import Part
+from elaswave_fx.plan.lanes.lane_shapes import Part
 from elaswave_fx.plan.work.cost import ROUNDING
 
 MOVES = 32
@@ -118,9 +118,9 @@ def _ending_before(timed: Sequence[Timed], limit_s: float, lanes: Lanes) -> list
 
     for part, _ in timed:
         granules = lanes.most_granules(part, limit_s, total)
-        while granules >= part.run.sketch.width and with_share(part, granules).seconds >= limit_s:
+        while granules >= part.run.shape.width and with_share(part, granules).seconds >= limit_s:
             granules -= 1
-        if granules < part.run.sketch.width:
+        if granules < part.run.shape.width:
             return None
         most.append(granules)
     spare = sum(most) - total
@@ -131,7 +131,7 @@ def _ending_before(timed: Sequence[Timed], limit_s: float, lanes: Lanes) -> list
     for (part, _), granules in zip(timed, most, strict=True):
         longer: dict[int, list[Timed]] = {}
         for (spared, before), less in itertools.product(found.items(), range(spare + 1)):
-            if spared + less > spare or granules - less < part.run.sketch.width or spared + less in longer:
+            if spared + less > spare or granules - less < part.run.shape.width or spared + less in longer:
                 continue
             one = with_share(part, granules - less)
             if one.seconds < limit_s:
@@ -147,7 +147,7 @@ def _hand_on(timed: Sequence[Timed], last: int, amounts: Sequence[int], lanes: L
     for amount, end in itertools.product(amounts, heapq.nsmallest(RECEIVERS, by_end)):
         place = by_end[end]
         taker, taker_s = timed[place]
-        if giver.granules - amount < giver.run.sketch.width or taker_s == latest_s:
+        if giver.granules - amount < giver.run.shape.width or taker_s == latest_s:
             continue
         less = giver._replace(granules=giver.granules - amount, count=1)
         more = taker._replace(granules=taker.granules + amount, count=1)

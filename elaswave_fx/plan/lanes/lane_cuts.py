@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from elaswave_fx.plan.lanes.balance import Timed
+from elaswave_fx.plan.lanes.lane_shapes import LaneShape, Part, Run
 from elaswave_fx.plan.lanes.shares import deal, piece_sizes
-from elaswave_fx.plan.lanes.sketches import Part, Run, Sketch
 from elaswave_fx.plan.order.schedule import LaneKind, StageKind, most_in_flight
 from elaswave_fx.plan.predict.lane_times import LaneTimes
 from elaswave_fx.plan.predict.memory import MemoryTable
@@ -31,12 +31,12 @@ ALL_TASKS = 512
 
 def lane_kind(workload: Workload, part: Part, size: int) -> LaneKind:
     """The kind of a part's lanes, with micro-batches of at most `size` samples."""
-    sketch = part.run.sketch
-    sizes = piece_sizes(part.granules, size, workload.options.granule, sketch.width)
+    shape = part.run.shape
+    sizes = piece_sizes(part.granules, size, workload.options.granule, shape.width)
     return LaneKind(
         tuple(
             StageKind(Span(lo, hi), deal(len(sizes), members), tuple(member.speed for member in members))
-            for (lo, hi), members in zip(itertools.pairwise(part.borders), sketch.stages, strict=True)
+            for (lo, hi), members in zip(itertools.pairwise(part.borders), shape.stages, strict=True)
         ),
         sizes,
         part.run.links,
@@ -72,14 +72,14 @@ class LaneCuts:
         return Timed(part._replace(borders=borders), seconds)
 
     def _search(self, part: Part, size: int, table: MemoryTable) -> Timed:
-        sketch, own_s = part.run.sketch, self._seconds(part, size, table)
+        shape, own_s = part.run.shape, self._seconds(part, size, table)
         best = Timed(part, own_s)
-        sizes = piece_sizes(part.granules, size, self._workload.options.granule, sketch.width)
-        if sketch.borders is not None or 2 * len(sketch.stages) * len(sizes) > ALL_TASKS:
+        sizes = piece_sizes(part.granules, size, self._workload.options.granule, shape.width)
+        if shape.borders is not None or 2 * len(shape.stages) * len(sizes) > ALL_TASKS:
             return best
-        deals = [deal(len(sizes), members) for members in sketch.stages]
-        cuts = ((0, *cut, part.borders[-1]) for cut in _inner(part.borders[-1], len(sketch.stages)))
-        for least_s, borders in sorted((self._least_s(sketch, borders, sizes, deals), borders) for borders in cuts):
+        deals = [deal(len(sizes), members) for members in shape.stages]
+        cuts = ((0, *cut, part.borders[-1]) for cut in _inner(part.borders[-1], len(shape.stages)))
+        for least_s, borders in sorted((self._least_s(shape, borders, sizes, deals), borders) for borders in cuts):
             enough_s = best.seconds * (1 - ROUNDING)
             if least_s >= enough_s:
                 break
@@ -91,7 +91,7 @@ class LaneCuts:
 
     def _seconds(self, part: Part, size: int, table: MemoryTable) -> float:
         """Seconds of a step of a lane of the part; infinite if a rank lacks memory."""
-        kind, members = lane_kind(self._workload, part, size), part.run.sketch.members
+        kind, members = lane_kind(self._workload, part, size), part.run.shape.members
         is_bounded = any(member.memory_bytes is not None for member in members)
         if not self._is_whole:
             run = self._times.about(kind, members, table.kept_evenly)
@@ -112,7 +112,7 @@ class LaneCuts:
     # --- Bounds
 
     def _least_s(
-        self, sketch: Sketch, borders: Sequence[int], sizes: Sequence[int], deals: Sequence[Sequence[int]]
+        self, shape: LaneShape, borders: Sequence[int], sizes: Sequence[int], deals: Sequence[Sequence[int]]
     ) -> float:
         """Lower bound of the step of a lane with this cut. Every rank waits for the first forward pass of earlier
         stages, does its own work, and whole backward passes follow its last one. With 1F1B it also waits for the first
@@ -120,7 +120,7 @@ class LaneCuts:
         small, large, count = sizes[-1], sizes[0], len(sizes)
         waits_s = least_s = 0.0
         stages: list[tuple[float, float, float]] = []  # forward and backward of the smallest, forward of the largest
-        for lo, hi, members, dealt in zip(borders, borders[1:], sketch.stages, deals, strict=False):
+        for lo, hi, members, dealt in zip(borders, borders[1:], shape.stages, deals, strict=False):
             fixed, forward = self._fixed[hi] - self._fixed[lo], self._forward[hi] - self._forward[lo]
             backward = self._backward[hi] - self._backward[lo]
             first = 0
@@ -138,7 +138,7 @@ class LaneCuts:
             stages.append(passes)
             if self._is_chain:
                 waits_s += passes[0] + (passes[1] if self._is_whole else 0.0)
-        if not self._is_chain or not self._is_whole or sketch.width > 1:
+        if not self._is_chain or not self._is_whole or shape.width > 1:
             return least_s
         before_s = 0.0
         for place, (forward_s, backward_s, largest_s) in enumerate(stages):
@@ -147,29 +147,29 @@ class LaneCuts:
             taken_s = 2 * (self._fixed[hi] - self._fixed[lo]) * count + per_sample * sum(sizes)
             ahead = min(len(stages) - place, count)
             come_back_s = max(0.0, waits_s - before_s - backward_s - ahead * largest_s)
-            least_s = max(least_s, before_s + taken_s / sketch.stages[place][0].speed + come_back_s)
+            least_s = max(least_s, before_s + taken_s / shape.stages[place][0].speed + come_back_s)
             before_s += forward_s + backward_s
         return least_s
 
     def most_granules(self, run: Run, size: int, limit_s: float, most: int) -> int:
         """Upper bound, at most `most`, of the granules that a lane of the run could finish within `limit_s`; 0 if none.
         More granules can take less time, where they make one more micro-batch."""
-        strength = sum(run.sketch.strengths)
+        strength = sum(run.shape.strengths)
         work_s = sum(2 * u.fixed_s / size + u.forward_s + u.backward_s for u in self._workload.units)
         granule_s = work_s * self._workload.options.granule / strength
         granules = most if granule_s * most <= limit_s else int(limit_s / granule_s * (1 + ROUNDING))
-        while granules >= run.sketch.width and self._floor_s(run, granules, size) > limit_s:
+        while granules >= run.shape.width and self._floor_s(run, granules, size) > limit_s:
             granules -= 1
-        return granules if granules >= run.sketch.width else 0
+        return granules if granules >= run.shape.width else 0
 
     def _floor_s(self, run: Run, granules: int, size: int) -> float:
         """Lower bound of the seconds of a lane with so many granules, however it is cut."""
         key = (_alike(run), granules, size)
         if key not in self._floors:
-            self._floors[key] = self._find_floor_s(run.sketch, granules, size)
+            self._floors[key] = self._find_floor_s(run.shape, granules, size)
         return self._floors[key]
 
-    def _find_floor_s(self, sketch: Sketch, granules: int, size: int) -> float:
+    def _find_floor_s(self, shape: LaneShape, granules: int, size: int) -> float:
         """Lower bound over all cuts. A stage of strength a ends no earlier than its own work x / a plus the fill time
         of the stages before it: `limit >= x / a + sum of w x_j / v_j`.
 
@@ -178,16 +178,16 @@ class LaneCuts:
         more in the weighted sum over stages. Then limit times the sum of weights is at least the work of the whole
         program.
         """
-        sizes = piece_sizes(granules, size, self._workload.options.granule, sketch.width)
-        if sketch.borders is not None:
-            return self._least_s(sketch, sketch.borders, sizes, [deal(len(sizes), each) for each in sketch.stages])
+        sizes = piece_sizes(granules, size, self._workload.options.granule, shape.width)
+        if shape.borders is not None:
+            return self._least_s(shape, shape.borders, sizes, [deal(len(sizes), each) for each in shape.stages])
         samples, small = sum(sizes), sizes[-1]
         waits = 0.0
-        if self._is_chain and len(sketch.stages) > 1:
+        if self._is_chain and len(shape.stages) > 1:
             waits = min(self._part_of_work(unit, small, len(sizes), samples) for unit in range(len(self._fixed) - 1))
         work_s = 2 * self._fixed[-1] * len(sizes) + (self._forward[-1] + self._backward[-1]) * samples
         weights = 0.0
-        for members in reversed(sketch.stages):
+        for members in reversed(shape.stages):
             strength, fastest = sum(m.speed for m in members), max(m.speed for m in members)
             weights += max(0.0, 1 - waits / fastest * weights) * strength
         return work_s / weights
@@ -213,5 +213,5 @@ def _inner(units: int, stages: int) -> Iterable[tuple[int, ...]]:
 
 def _alike(run: Run) -> tuple[object, ...]:
     """Key of lanes that take equally long and fit alike."""
-    sketch = run.sketch
-    return tuple(tuple((m.speed, m.memory_bytes) for m in stage) for stage in sketch.stages), sketch.borders, run.links
+    shape = run.shape
+    return tuple(tuple((m.speed, m.memory_bytes) for m in stage) for stage in shape.stages), shape.borders, run.links

@@ -1,10 +1,10 @@
-"""Lanes from sketches: cuts of the units, samples of each lane, and micro-batches.
+"""Lanes from lane shapes: cuts of the units, samples of each lane, and micro-batches.
 
-In: a workload, sketches of lanes (the ranks of each stage), a micro-batch size. Out: lanes with the earliest last
-finish, or None where no cut fits the memory of the ranks. `planner.py` sketches a user's layout, `policies/` the
+In: a workload, lane shapes (the ranks of each stage), a micro-batch size. Out: lanes with the earliest last
+finish, or None where no cut fits the memory of the ranks. `planner.py` has those of a user's layout, `policies/` the
 candidates after a change.
 
-    LaneShaper(workload, topology).shape((Sketch(((m0, m1), (m2,))),), size=4, table)  ->  rank 2 has fewer units
+    LaneShaper(workload, topology).shape((LaneShape(((m0, m1), (m2,))),), size=4, table)  ->  rank 2 has fewer units
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 
 from elaswave_fx.plan.lanes.balance import Timed, balanced
 from elaswave_fx.plan.lanes.lane_cuts import LaneCuts, lane_kind
+from elaswave_fx.plan.lanes.lane_shapes import Cut, LaneShape, LaneShapes, Part, Run, ShapeBounds
 from elaswave_fx.plan.lanes.partition import Reach, crossing_bytes, minimax, slowest_stage
 from elaswave_fx.plan.lanes.shares import ShareKind, deal, piece_sizes, share_by_kind
-from elaswave_fx.plan.lanes.sketches import Cut, Outline, Part, Run, Sketch, Sketches
 from elaswave_fx.plan.order.schedule import LaneKind
 from elaswave_fx.plan.predict.lane_times import LaneTimes
 from elaswave_fx.plan.predict.memory import MemoryTable, UnitSums
@@ -59,50 +59,50 @@ class LaneShaper:
         self.times = LaneTimes(workload, topology, self._sums)
         self.cuts = LaneCuts(workload, self.times, is_hurried)
 
-    def table(self, sketches: Sketches | Outline, copies: int) -> MemoryTable:
+    def table(self, shapes: LaneShapes | ShapeBounds, replicas: int) -> MemoryTable:
         """Memory of tiles of such lanes."""
-        outline = Outline.of(sketches)
-        shape = outline.owners, copies, outline.ranks
-        if shape not in self._tables:
-            self._tables[shape] = MemoryTable(self._sums, *shape)
-        return self._tables[shape]
+        bounds = ShapeBounds.of(shapes)
+        key = bounds.owners, replicas, bounds.ranks
+        if key not in self._tables:
+            self._tables[key] = MemoryTable(self._sums, *key)
+        return self._tables[key]
 
-    def sizes(self, sketches: Sketches | Outline) -> Iterator[int]:
+    def sizes(self, shapes: LaneShapes | ShapeBounds) -> Iterator[int]:
         """Micro-batches to try with these lanes, in samples, largest first."""
-        outline = Outline.of(sketches)
-        across = -(-self._workload.granules // outline.across)
-        return micro_batch_sizes(self._workload, across, outline.deepest)
+        bounds = ShapeBounds.of(shapes)
+        across = -(-self._workload.granules // bounds.across)
+        return micro_batch_sizes(self._workload, across, bounds.deepest)
 
     # --- Bounds, cheapest first
 
-    def bound_s(self, outline: Outline, size: int) -> float:
-        """Approximate lower bound, at most `least_s`, of the seconds of any lanes of all ranks with this outline."""
+    def bound_s(self, bounds: ShapeBounds, size: int) -> float:
+        """Approximate lower bound, at most `least_s`, of the seconds of any lanes of all ranks within these bounds."""
         strength, fastest = self._strength
         per_micro_batch = size / self._workload.options.granule
-        idle = self._waits * max(0.0, strength / fastest - outline.across) * per_micro_batch
+        idle = self._waits * max(0.0, strength / fastest - bounds.across) * per_micro_batch
         return (self._workload.granules + idle) * self._through_s(size) / per_micro_batch / strength
 
-    def cannot_fit(self, outline: Outline, size: int) -> bool:
+    def cannot_fit(self, bounds: ShapeBounds, size: int) -> bool:
         """Whether a lane has fewer stages than could ever hold the program."""
-        return outline.shallowest < self._least_depth(size)
+        return bounds.shallowest < self._least_depth(size)
 
-    def least_s(self, sketches: Sketches, size: int) -> float:
+    def least_s(self, shapes: LaneShapes, size: int) -> float:
         """Approximate lower bound of the seconds of lanes of these ranks: perfect cuts, and granules shared
         continuously so that all lanes end together."""
         granules, rate = float(self._workload.granules), 0.0
-        for sketch in sketches:
-            pace_s, fill_s = self._perfectly_cut(sketch, size)
+        for shape in shapes:
+            pace_s, fill_s = self._perfectly_cut(shape, size)
             granules += fill_s / pace_s
             rate += 1 / pace_s
         return granules / rate
 
-    def _perfectly_cut(self, sketch: Sketch, size: int) -> tuple[float, float]:
+    def _perfectly_cut(self, shape: LaneShape, size: int) -> tuple[float, float]:
         """Seconds of a granule, and seconds to fill the lane, if all of its stages took equally long."""
-        micro_batch_s, strength = self._through_s(size), sum(sketch.strengths)
+        micro_batch_s, strength = self._through_s(size), sum(shape.strengths)
         fill_s = 0.0
-        if len(sketch.stages) > 1:
-            fastest = max(member.speed for stage in sketch.stages for member in stage)
-            fill_s = max(0.0, micro_batch_s / fastest - sketch.width * micro_batch_s / strength) * self._waits
+        if len(shape.stages) > 1:
+            fastest = max(member.speed for stage in shape.stages for member in stage)
+            fill_s = max(0.0, micro_batch_s / fastest - shape.width * micro_batch_s / strength) * self._waits
         return micro_batch_s * self._workload.options.granule / size / strength, fill_s
 
     def least_cut_s(self, cut: Cut) -> float:
@@ -111,9 +111,9 @@ class LaneShaper:
         granules, rate = float(self._workload.granules), 0.0
         runs, borders, size, shares = cut
         for run, own, (share, _) in zip(runs, borders, shares, strict=True):
-            pace_s, fill_s = self._latest_stage(run.sketch, own, size, share)
+            pace_s, fill_s = self._latest_stage(run.shape, own, size, share)
             if self.may_be_cut_better(Part(run, own, share, 1), size):
-                pace_s, fill_s = self._perfectly_cut(run.sketch, size)
+                pace_s, fill_s = self._perfectly_cut(run.shape, size)
             granules += run.count * fill_s / pace_s
             rate += run.count / pace_s
         first = Part(runs[0], borders[0], self._workload.granules, 1)
@@ -132,12 +132,12 @@ class LaneShaper:
             return True
         most: list[int] = []
         for run, own, (share, _) in zip(runs, borders, shares, strict=True):
-            pace_s, fill_s = self._latest_stage(run.sketch, own, size, share)
+            pace_s, fill_s = self._latest_stage(run.shape, own, size, share)
             most.append(max(0, int((limit_s - fill_s) / pace_s)))
         left = self._workload.granules - sum(run.count * each for run, each in zip(runs, most, strict=True))
         for run, own, each in zip(runs, borders, most, strict=True):
-            part = Part(run, own, max(left + each, run.sketch.width), 1)
-            is_wide = run.sketch.width > 1 and not self.may_be_cut_better(part, size)
+            part = Part(run, own, max(left + each, run.shape.width), 1)
+            is_wide = run.shape.width > 1 and not self.may_be_cut_better(part, size)
             if is_wide and self._ends_later(self.kind(part, size), limit_s):
                 return False
         return True
@@ -149,12 +149,12 @@ class LaneShaper:
     def _least_wide_s(self, part: Part, size: int) -> float:
         """Approximate lower bound of `seconds`: whole micro-batches are dealt to the ranks of a stage, and the rank
         with the most work has the smallest ones."""
-        sketch, stages = part.run.sketch, itertools.pairwise(part.borders)
-        sizes = piece_sizes(part.granules, size, self._workload.options.granule, sketch.width)
+        shape, stages = part.run.shape, itertools.pairwise(part.borders)
+        sizes = piece_sizes(part.granules, size, self._workload.options.granule, shape.width)
         small, large = min(sizes), max(sizes)
         smallest = sizes.count(small)
         before_s = latest_s = 0.0
-        for (lo, hi), stage in zip(stages, sketch.stages, strict=True):
+        for (lo, hi), stage in zip(stages, shape.stages, strict=True):
             small_s, large_s = sum(self.costs(small)[lo:hi]), sum(self.costs(large)[lo:hi])
             for count, member in zip(deal(len(sizes), stage), stage, strict=True):
                 taken_s = small_s * min(count, smallest) + large_s * max(0, count - smallest)
@@ -162,7 +162,7 @@ class LaneShaper:
             before_s += self._waits * small_s / max(member.speed for member in stage)
         return latest_s
 
-    def _latest_stage(self, sketch: Sketch, cut: Sequence[int], size: int, share: int) -> tuple[float, float]:
+    def _latest_stage(self, shape: LaneShape, cut: Sequence[int], size: int, share: int) -> tuple[float, float]:
         """Lower bounds for the stage of a lane that ends last: seconds of a granule, and seconds before the first
         one."""
         whole = share * self._workload.options.granule // size
@@ -170,7 +170,7 @@ class LaneShaper:
         costs, per_micro_batch = self.costs(size), max(1, size // self._workload.options.granule)
         before_s = latest_s = 0.0
         found = (1.0, 0.0)
-        for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True):
+        for (lo, hi), stage in zip(itertools.pairwise(cut), shape.stages, strict=True):
             taken_s = sum(costs[lo:hi])
             pace_s = taken_s / sum(member.speed for member in stage) / per_micro_batch
             if before_s + share * pace_s > latest_s:
@@ -181,42 +181,42 @@ class LaneShaper:
     # --- Shapes
 
     def shape(
-        self, sketches: Sketches, size: int, table: MemoryTable, shares: Sequence[int] | None = None
+        self, shapes: LaneShapes, size: int, table: MemoryTable, shares: Sequence[int] | None = None
     ) -> tuple[Lane, ...] | None:
         """Lanes with micro-batches of at most `size`, and `shares` granules each or the best number; None if units do
         not fit or samples do not suffice."""
-        runs = self.runs(sketches, shares)
+        runs = self.runs(shapes, shares)
         cut = self.cut(runs, size, table)
         if cut is None:
             return None
         parts = self.parts(cut, table, shares)
-        return None if parts is None else self.lanes(sketches, parts, size)
+        return None if parts is None else self.lanes(shapes, parts, size)
 
-    def runs(self, sketches: Sketches, shares: Sequence[int] | None = None) -> list[Run]:
-        """Runs of neighbouring sketches that are alike and have equal shares."""
+    def runs(self, shapes: LaneShapes, shares: Sequence[int] | None = None) -> list[Run]:
+        """Runs of neighbouring shapes that are alike and have equal shares."""
         found: list[Run] = []
         last: object = None
-        for number, sketch in enumerate(sketches):
-            links = self._topology.links_among([member.rank for member in sketch.members])
-            stages = [[(member.speed, member.memory_bytes) for member in stage] for stage in sketch.stages]
-            alike = (stages, sketch.borders, links, shares and shares[number])
+        for number, shape in enumerate(shapes):
+            links = self._topology.links_among([member.rank for member in shape.members])
+            stages = [[(member.speed, member.memory_bytes) for member in stage] for stage in shape.stages]
+            alike = (stages, shape.borders, links, shares and shares[number])
             if found and alike == last:
                 found[-1] = found[-1]._replace(count=found[-1].count + 1)
             else:
-                found.append(Run(sketch, 1, links))
+                found.append(Run(shape, 1, links))
             last = alike
         return found
 
     def cut(self, runs: Sequence[Run], size: int, table: MemoryTable) -> Cut | None:
         """Borders of each run and granules of each lane; None if units do not fit or samples do not suffice."""
-        if sum(run.count * run.sketch.width for run in runs) > self._workload.granules:
+        if sum(run.count * run.shape.width for run in runs) > self._workload.granules:
             return None
         found: list[tuple[int, ...]] = []
         for run in runs:
-            borders = self.borders(run.sketch, size, table)
-            if borders is None and self.cuts.tries_all and len(run.sketch.stages) <= len(self._workload.units):
+            borders = self.borders(run.shape, size, table)
+            if borders is None and self.cuts.tries_all and len(run.shape.stages) <= len(self._workload.units):
                 # Few micro-batches may fit although as many as there are stages do not.
-                borders = minimax(self.costs(size), run.sketch.strengths, None, self._crossing)
+                borders = minimax(self.costs(size), run.shape.strengths, None, self._crossing)
             if borders is None:
                 return None
             found.append(borders)
@@ -229,7 +229,7 @@ class LaneShaper:
         if shares is not None:
             firsts = itertools.accumulate((run.count for run in runs[:-1]), initial=0)
             given = [shares[first] for first in firsts]
-            if any(share < run.sketch.width for share, run in zip(given, runs, strict=True)):
+            if any(share < run.shape.width for share, run in zip(given, runs, strict=True)):
                 return None
             fixed = [Part(r, b, n, r.count) for r, b, n in zip(runs, borders, given, strict=True)]
             return balanced(fixed, (), _LanesOfSize(self, size, table, tries_all=False))
@@ -243,22 +243,22 @@ class LaneShaper:
         amounts = sorted({max(1, size // self._workload.options.granule), 1}, reverse=True)
         return balanced(found, amounts, _LanesOfSize(self, size, table, self.cuts.tries_all))
 
-    def lanes(self, sketches: Sketches, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
-        """The lanes of these sketches, cut and sharing as in `parts`."""
+    def lanes(self, shapes: LaneShapes, parts: Sequence[Part], size: int) -> tuple[Lane, ...]:
+        """The lanes of these shapes, cut and sharing as in `parts`."""
         each = [part for part in parts for _ in range(part.count)]
         samples = consecutive([part.granules * self._workload.options.granule for part in each])
-        return tuple(self.lane(s, p.borders, span, size) for s, p, span in zip(sketches, each, samples, strict=True))
+        return tuple(self.lane(s, p.borders, span, size) for s, p, span in zip(shapes, each, samples, strict=True))
 
     def kind(self, part: Part, size: int) -> LaneKind:
         """The kind of the part's lanes."""
         return lane_kind(self._workload, part, size)
 
-    def borders(self, sketch: Sketch, size: int, table: MemoryTable) -> tuple[int, ...] | None:
-        """The sketch's own borders, or the cut with the fastest slowest stage; None if no cut fits with as many
+    def borders(self, shape: LaneShape, size: int, table: MemoryTable) -> tuple[int, ...] | None:
+        """The shape's own borders, or the cut with the fastest slowest stage; None if no cut fits with as many
         micro-batches as stages."""
-        if sketch.borders is not None:
-            return sketch.borders
-        limits, strengths = _limits(sketch), sketch.strengths
+        if shape.borders is not None:
+            return shape.borders
+        limits, strengths = _limits(shape), shape.strengths
         free = (None, strengths, (), size)
         if free not in self._cuts:
             self._cuts[free] = minimax(self.costs(size), strengths, None, self._crossing)
@@ -316,20 +316,20 @@ class LaneShaper:
         per_micro_batch = max(1, size // self._workload.options.granule)
         found = []
         for run, cut in zip(runs, borders, strict=True):
-            sketch = run.sketch
-            slowest = slowest_stage(costs, sketch.strengths, cut)
+            shape = run.shape
+            slowest = slowest_stage(costs, shape.strengths, cut)
             through = sum(
                 sum(costs[lo:hi]) / max(member.speed for member in stage)
-                for (lo, hi), stage in zip(itertools.pairwise(cut), sketch.stages, strict=True)
+                for (lo, hi), stage in zip(itertools.pairwise(cut), shape.stages, strict=True)
             )
-            found.append((slowest / per_micro_batch, max(0.0, through - slowest * sketch.width)))
+            found.append((slowest / per_micro_batch, max(0.0, through - slowest * shape.width)))
         return found
 
     def _shares(self, runs: Sequence[Run], borders: Sequence[tuple[int, ...]], size: int) -> list[tuple[int, int]]:
         """Granules of each lane, and how many of its lanes have one more, by run. The slowest stage sets the pace, all
         stages the time to fill and drain."""
         paces = self._paces(runs, borders, size)
-        kinds = [ShareKind(p, f, r.sketch.width, r.count) for r, (p, f) in zip(runs, paces, strict=True)]
+        kinds = [ShareKind(p, f, r.shape.width, r.count) for r, (p, f) in zip(runs, paces, strict=True)]
         return share_by_kind(self._workload.granules, kinds)
 
     def seconds(self, part: Part, size: int) -> float:
@@ -338,34 +338,34 @@ class LaneShaper:
 
     def least_part_s(self, part: Part, size: int) -> float:
         """Approximate lower bound of `seconds`: work of the stage that ends last, and its waiting time."""
-        is_narrow = part.run.sketch.width == 1
+        is_narrow = part.run.shape.width == 1
         return self.times.least_of(self.kind(part, size)) if is_narrow else self._least_wide_s(part, size)
 
     def may_be_cut_better(self, part: Part, size: int, seconds: float = math.inf) -> bool:
         """Whether to try other cuts of a lane of the part that takes `seconds`."""
-        sketch = part.run.sketch
-        pieces = len(piece_sizes(part.granules, size, self._workload.options.granule, sketch.width))
-        if sketch.borders is not None or 2 * len(sketch.stages) * pieces > FEW_TASKS:
+        shape = part.run.shape
+        pieces = len(piece_sizes(part.granules, size, self._workload.options.granule, shape.width))
+        if shape.borders is not None or 2 * len(shape.stages) * pieces > FEW_TASKS:
             return False
-        pace_s, fill_s = self._perfectly_cut(sketch, size)
+        pace_s, fill_s = self._perfectly_cut(shape, size)
         return seconds > WORTHWHILE * (fill_s + part.granules * pace_s)
 
     def may_become(self, part: Part, other: Part, size: int, table: MemoryTable) -> bool:
         """Whether units cut as in `other` fit the ranks of every stage. Where split backward passes hide the fill time,
         the slowest stage must not become slower either."""
-        sketch = other.run.sketch
+        shape = other.run.shape
         if self._workload.options.schedule != "1f1b":
-            slowest, before = (slowest_stage(self.costs(size), sketch.strengths, p.borders) for p in (other, part))
+            slowest, before = (slowest_stage(self.costs(size), shape.strengths, p.borders) for p in (other, part))
             if slowest > before * (1 + ROUNDING):
                 return False
-        return _has_room(other.borders, _limits(sketch), table, size)
+        return _has_room(other.borders, _limits(shape), table, size)
 
-    def lane(self, sketch: Sketch, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
-        """The lane of the sketch's members for these samples."""
-        pieces = split_micro_batches(samples, size, self._workload.options.granule, sketch.width)
+    def lane(self, shape: LaneShape, borders: tuple[int, ...], samples: Span, size: int) -> Lane:
+        """The lane of the shape's members for these samples."""
+        pieces = split_micro_batches(samples, size, self._workload.options.granule, shape.width)
         stages = tuple(
             Stage(Span(lo, hi), tuple(m.rank for m in members), deal(len(pieces), members))
-            for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True)
+            for (lo, hi), members in zip(itertools.pairwise(borders), shape.stages, strict=True)
         )
         return Lane(stages, pieces)
 
@@ -396,10 +396,10 @@ class _LanesOfSize:
         return self._shaper.may_become(part, other, self._size, self._table)
 
 
-def _limits(sketch: Sketch) -> tuple[int | None, ...]:
+def _limits(shape: LaneShape) -> tuple[int | None, ...]:
     """Memory of the smallest rank of every stage; None: unbounded."""
     return tuple(
-        min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in sketch.stages
+        min((m.memory_bytes for m in stage if m.memory_bytes is not None), default=None) for stage in shape.stages
     )
 
 

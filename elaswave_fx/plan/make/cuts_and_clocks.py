@@ -42,10 +42,10 @@ Stall = Callable[[Sequence[Lane]], float]
 def with_cuts_and_clocks(plan: Plan, power: Power) -> Plan:
     """The plan with the best cuts and clocks. `plan` is for nominal clocks, and no rank has state yet. Raise PlanError
     if even the lowest clocks draw more than the cap."""
-    times, copies = LaneTimes(plan.workload, plan.topology), max((len(box.holders) for box in plan.boxes), default=0)
+    times, replicas = LaneTimes(plan.workload, plan.topology), max((len(box.holders) for box in plan.boxes), default=0)
 
     def make(lanes: Sequence[Lane]) -> Plan | None:
-        other = make_plan(plan.topology, plan.workload, lanes, "", copies, times=times)
+        other = make_plan(plan.topology, plan.workload, lanes, "", replicas, times=times)
         return other if fits_memory(other) else None
 
     return cut_for_clocks(with_clocks(replace(plan, topology=replace(plan.topology, power=power))), make)

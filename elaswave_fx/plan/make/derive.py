@@ -33,20 +33,20 @@ def make_plan(
     workload: Workload,
     lanes: Sequence[Lane],
     reason: str,
-    copies: int = 1,
+    replicas: int = 1,
     boxes: tuple[Box, ...] | None = None,
     times: LaneTimes | None = None,
 ) -> Plan:
     """The plan of these lanes; raises PlanError if an order of micro-batches cannot run to the end.
 
-    Boxes are dealt, with `copies` replica holders each, unless `boxes` are given. `times`: of the same workload and
+    Boxes are dealt, with `replicas` replica holders each, unless `boxes` are given. `times`: of the same workload and
     topology.
     """
     times = times or LaneTimes(workload, topology)
     tiles = tiles_of(lanes, topology.ranks)
     if boxes is None:
         ranks = [tile.rank for tile in tiles]
-        boxes = choose_holders(topology, deal_boxes(workload, tiles), ranks, copies)
+        boxes = choose_holders(topology, deal_boxes(workload, tiles), ranks, replicas)
     kept = kept_elements(boxes)
     schedule: dict[Rank, tuple[Action, ...]] = dict.fromkeys(topology.ranks, ())
     runs = [times.of(lane, kept) for lane in lanes]
@@ -54,7 +54,7 @@ def make_plan(
         schedule.update(zip(lane.ranks, run.orders, strict=True))
     places = _costs_by_rank(topology, times, lanes, runs)
     phases = _exchange_bytes(workload, boxes)
-    reduced, copied, gathered = (_of_senders(phase) for phase in phases)
+    reduced, replicated, gathered = (_of_senders(phase) for phase in phases)
     costs = {
         rank: RankCost(
             busy_s=cost.busy_s,
@@ -64,7 +64,7 @@ def make_plan(
             sent_bytes=cost.sent_bytes,
             received_bytes=cost.received_bytes,
             reduced_bytes=reduced[rank],
-            copied_bytes=copied[rank],
+            copied_bytes=replicated[rank],
             gathered_bytes=gathered[rank],
         )
         for rank, cost in sorted(places.items())
@@ -186,22 +186,22 @@ def _exchange_bytes(workload: Workload, boxes: Sequence[Box]) -> tuple[Counter[P
     they do not, and replicas are sent as whole state.
     """
     reduced: Counter[Pair] = Counter()
-    copied: Counter[Pair] = Counter()
+    replicated: Counter[Pair] = Counter()
     gathered: Counter[Pair] = Counter()
     elements: Counter[tuple[Rank, tuple[Rank, ...], tuple[Rank, ...], tuple[Rank, ...], int]] = Counter()
     sizes = [bucket.element_bytes for bucket in workload.buckets]
     for box in boxes:
         elements[box.owner, box.readers, box.holders, box.catching_up, sizes[box.bucket]] += box.span.hi - box.span.lo
-    for (owner, readers, holders, behind, size), own in elements.items():
-        making = {owner, *holders}.difference(behind)
+    for (owner, readers, holders, syncing, size), own in elements.items():
+        making = {owner, *holders}.difference(syncing)
         for rank in readers:
             if rank != owner:
                 reduced[rank, owner] += workload.sum_bytes * own
             if rank not in making:
                 gathered[owner, rank] += size * own
         for rank in holders:
-            copied[owner, rank] += GRADIENT_BYTES * own
-    return reduced, copied, gathered
+            replicated[owner, rank] += GRADIENT_BYTES * own
+    return reduced, replicated, gathered
 
 
 def _of_senders(sent: Mapping[Pair, int]) -> Counter[Rank]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elaswave_fx.errors import ConfigError, PlanError
+from elaswave_fx.plan.lanes.lane_shapes import LaneShape, LaneShapes
 from elaswave_fx.plan.lanes.partition import slowest_stage
 from elaswave_fx.plan.lanes.shape_lanes import LaneShaper, unit_seconds
-from elaswave_fx.plan.lanes.sketches import Sketch, Sketches
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import MemoryTable
@@ -27,8 +27,8 @@ Widths = Sequence[Sequence[int]]
 """Ranks of each stage, by lane."""
 
 
-def plan_uniform(workload: Workload, topology: Topology, dp: int, pp: int, copies: int = 1) -> Plan:
-    """dp lanes of pp stages of one rank each, rank = lane * pp + stage; each box has `copies` replicas besides the
+def plan_uniform(workload: Workload, topology: Topology, dp: int, pp: int, replicas: int = 1) -> Plan:
+    """dp lanes of pp stages of one rank each, rank = lane * pp + stage; each box has `replicas` replicas besides the
     owner's.
 
     Raise ConfigError with the key that the program or the memory does not allow, and the nearest valid value.
@@ -41,9 +41,9 @@ def plan_uniform(workload: Workload, topology: Topology, dp: int, pp: int, copie
             f"nearest valid: parallel.pp={len(workload.units)}"
         )
     try:
-        return plan_lanes(workload, topology, uniform(dp, pp), copies)
+        return plan_lanes(workload, topology, uniform(dp, pp), replicas)
     except PlanError as error:
-        nearest = _nearest_depth_that_fits(workload, topology, dp, pp, copies)
+        nearest = _nearest_depth_that_fits(workload, topology, dp, pp, replicas)
         advice = (
             f"nearest valid: parallel.pp={nearest}"
             if nearest
@@ -62,7 +62,7 @@ def are_uniform(lanes: Sequence[Lane], dp: int, pp: int) -> bool:
     return tuple(tuple(len(stage.ranks) for stage in lane.stages) for lane in lanes) == uniform(dp, pp)
 
 
-def plan_lanes(workload: Workload, topology: Topology, widths: Widths, copies: int = 1) -> Plan:
+def plan_lanes(workload: Workload, topology: Topology, widths: Widths, replicas: int = 1) -> Plan:
     """Lanes with cuts and shares of their own; ranks in order, lane by lane, stage by stage.
 
     Raise PlanError if a lane has more ranks than its samples can be dealt to, or if the tiles do not fit the memory of
@@ -73,26 +73,26 @@ def plan_lanes(workload: Workload, topology: Topology, widths: Widths, copies: i
         raise PlanError(
             f"planner: {across} ranks side by side leave ranks without samples; there are {workload.granules} granules"
         )
-    shaper, sketches = LaneShaper(workload, topology), sketch(topology.members, widths)
-    table = shaper.table(sketches, copies)
+    shaper, shapes = LaneShaper(workload, topology), lane_shapes(topology.members, widths)
+    table = shaper.table(shapes, replicas)
     tried: list[Plan] = []
-    for size in shaper.sizes(sketches):
-        lanes = shaper.shape(sketches, size, table)
+    for size in shaper.sizes(shapes):
+        lanes = shaper.shape(shapes, size, table)
         if lanes is None:
             continue
-        reason = _reason(workload, sketches, lanes, unit_seconds(workload, size))
-        plan = make_plan(topology, workload, lanes, reason, copies, times=shaper.times)
+        reason = _reason(workload, shapes, lanes, unit_seconds(workload, size))
+        plan = make_plan(topology, workload, lanes, reason, replicas, times=shaper.times)
         if fits_memory(plan):
             return plan
         tried.append(plan)
     depth = max(len(lane) for lane in widths)
-    raise PlanError(_does_not_fit(workload, topology, table, depth, copies, tried))
+    raise PlanError(_does_not_fit(workload, topology, table, depth, replicas, tried))
 
 
-def sketch(members: Sequence[Member], widths: Widths) -> Sketches:
+def lane_shapes(members: Sequence[Member], widths: Widths) -> LaneShapes:
     """Lanes of these widths, filled in order."""
     left = iter(members)
-    return tuple(Sketch(tuple(tuple(next(left) for _ in range(width)) for width in lane)) for lane in widths)
+    return tuple(LaneShape(tuple(tuple(next(left) for _ in range(width)) for width in lane)) for lane in widths)
 
 
 def shape_name(widths: Widths) -> str:
@@ -121,7 +121,7 @@ def has_memory(topology: Topology, needed: Mapping[Rank, int]) -> bool:
 
 
 def _does_not_fit(
-    workload: Workload, topology: Topology, table: MemoryTable, depth: int, copies: int, tried: Sequence[Plan]
+    workload: Workload, topology: Topology, table: MemoryTable, depth: int, replicas: int, tried: Sequence[Plan]
 ) -> str:
     """Memory of the leanest plan tried, or of the smallest micro-batch of an even partition, against the ranks'
     memory."""
@@ -132,34 +132,34 @@ def _does_not_fit(
     have = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
     return (
         f"does not fit in memory: a stage needs about {size_text(need)} at micro-batches of one granule "
-        f"({workload.options.granule} samples) with copies.count={copies}, a rank has {size_text(have)}"
+        f"({workload.options.granule} samples) with copies.count={replicas}, a rank has {size_text(have)}"
     )
 
 
-def _nearest_depth_that_fits(workload: Workload, topology: Topology, dp: int, pp: int, copies: int) -> int | None:
+def _nearest_depth_that_fits(workload: Workload, topology: Topology, dp: int, pp: int, replicas: int) -> int | None:
     """The pp nearest to the requested one at which a plan fits ranks as small as the smallest; None if there is
     none."""
     memory = min(m.memory_bytes for m in topology.members if m.memory_bytes is not None)
     for depth in sorted(range(1, len(workload.units) + 1), key=lambda d: (abs(d - pp), d)):
         ranks = local_topology(dp * depth, topology.ranks_per_host, memory)
         try:
-            plan_lanes(workload, ranks, uniform(dp, depth), copies)
+            plan_lanes(workload, ranks, uniform(dp, depth), replicas)
         except PlanError:
             continue
         return depth
     return None
 
 
-def _reason(workload: Workload, sketches: Sketches, lanes: Sequence[Lane], costs: Sequence[float]) -> str:
+def _reason(workload: Workload, shapes: LaneShapes, lanes: Sequence[Lane], costs: Sequence[float]) -> str:
     """The choice, its alternatives and the grounds."""
     depth = max(len(lane.stages) for lane in lanes)
     parts = [shape_name([[len(stage.ranks) for stage in lane.stages] for lane in lanes])]
     if depth > 1:
-        slowest = [slowest_stage(costs, s.strengths, lane.borders) for s, lane in zip(sketches, lanes, strict=True)]
+        slowest = [slowest_stage(costs, s.strengths, lane.borders) for s, lane in zip(shapes, lanes, strict=True)]
         worst = max(range(len(lanes)), key=lambda i: slowest[i])
         where = " | ".join(listed(cut[1:-1]) or "none" for cut in dict.fromkeys(lane.borders for lane in lanes))
         parts.append(f"units cut at {where}")
-        parts.append(_against_even(costs, sketches[worst].strengths, lanes[worst].borders))
+        parts.append(_against_even(costs, shapes[worst].strengths, lanes[worst].borders))
     parts.append(_micro_batch_reason(workload, lanes, depth))
     if workload.batch_coupled:
         parts.append("batch-coupled operators keep each micro-batch at one granule")

@@ -3,7 +3,7 @@
 In: a plan whose replicas are all in sync. Out: its target layout (`Goal`), or the next plan on the way to it.
 
     goal(plan, plan.topology, count=1)   ->  Goal(lanes of three stages, a step of 410 ms, "units cut anew: ...")
-    successor(plan, copies, count=1, …)  ->  the same lanes, with replicas for the target's; then its lanes; then None
+    successor(plan, replicas, count=1, …)  ->  the same lanes, with replicas for the target's; then its lanes; then None
     the same, rank 2 leaves              ->  the same, for lanes without it; then a plan without it
 """
 
@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from elaswave_fx.errors import PlanError
-from elaswave_fx.plan.make.planner import are_uniform, shape_name, sketch, uniform
+from elaswave_fx.plan.make.planner import are_uniform, lane_shapes, shape_name, uniform
 from elaswave_fx.plan.next.lane_candidates import Candidate
 from elaswave_fx.plan.next.lane_search import Found, LaneSearch
 from elaswave_fx.plan.next.objective import AtOnce, InBackground, Objective
 from elaswave_fx.plan.next.policies import next_workload
-from elaswave_fx.plan.next.replan import Copies, replan, wants_move
+from elaswave_fx.plan.next.replan import Replicas, replan, wants_move
 from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Goal, Plan
 from elaswave_fx.plan.predict.transition_memory import Short
-from elaswave_fx.plan.replicas.goal_copies import copies_per_stall, copy_without_room
+from elaswave_fx.plan.replicas.goal_replicas import replica_without_room, sync_per_stall
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Rank, Topology
@@ -37,17 +37,17 @@ def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
     if not plan.lanes:
         return None
     everywhere = [topology.ranks] * len(plan.boxes)
-    copies = min(count, len(topology.members) - 1)
+    replicas = min(count, len(topology.members) - 1)
     search = LaneSearch(plan, topology, everywhere)
-    now = search.as_it_is(copies)
+    now = search.as_it_is(replicas)
     if now is None:
         return None
-    now_s = search.with_clocks(now, copies).plan.predicted.step_s
+    now_s = search.with_clocks(now, replicas).plan.predicted.step_s
     search = LaneSearch(plan, topology, everywhere, _objective(plan, topology, now_s)).without(plan.given_up)
-    found = search.best_lanes(copies)
+    found = search.best_lanes(replicas)
     if found is None:
         return None
-    found = search.with_clocks(found, copies)
+    found = search.with_clocks(found, replicas)
     if found.plan.predicted.step_s * WORTH > now_s:
         return None
     return _goal_of(found)
@@ -57,10 +57,10 @@ def _objective(plan: Plan, topology: Topology, now_s: float) -> Objective:
     """The objective for steps of `now_s`: a background target stalls no step, a blocking one does."""
     if plan.workload.options.goals == "blocking":
         return AtOnce(topology.life_s)
-    return InBackground(topology.life_s, now_s, copies_per_stall(plan))
+    return InBackground(topology.life_s, now_s, sync_per_stall(plan))
 
 
-def successor(plan: Plan, copies: Copies, count: int, request: ReplanRequest | None = None) -> Plan | None:
+def successor(plan: Plan, replicas: Replicas, count: int, request: ReplanRequest | None = None) -> Plan | None:
     """The next plan, given the ranks' present replicas; None if the plan stays.
 
     It has the same ranks, or drops leaving ranks that have no work and no needed replica. A change of ranks voids
@@ -69,8 +69,10 @@ def successor(plan: Plan, copies: Copies, count: int, request: ReplanRequest | N
     """
     request = request or ReplanRequest()
     known = replace(plan, topology=plan.topology.with_speeds(request.speeds).with_leaving(()))
-    following = _without_overdue(known, copies, count, request.overdue)
-    if following is None and all(set(box.replica_ranks) <= set(copies[number]) for number, box in numbered(plan.boxes)):
+    following = _without_overdue(known, replicas, count, request.overdue)
+    if following is None and all(
+        set(box.replica_ranks) <= set(replicas[number]) for number, box in numbered(plan.boxes)
+    ):
         topology = next(_leaves(known, request.leaving, plan.topology.leaving, count))
         is_same = topology == plan.topology
         given_up = plan.given_up if is_same else ()
@@ -78,8 +80,10 @@ def successor(plan: Plan, copies: Copies, count: int, request: ReplanRequest | N
         known = known if request.reshape is None else _with_reshape_target(known, request.reshape, count)
         may_look = known.workload.options.goals != "never" or (request.reshape is not None and request.reshape.is_best)
         looks = may_look and not known.is_asked
-        following = _successor(known, copies, count, looks)
-        following = _with_trials(known, copies, count, request.probation) if following is None and looks else following
+        following = _successor(known, replicas, count, looks)
+        following = (
+            _with_trials(known, replicas, count, request.probation) if following is None and looks else following
+        )
     if following is None:
         return None
     return replace(following, reason="; ".join((*speed_words(plan.topology, following.topology), following.reason)))
@@ -93,9 +97,9 @@ def reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Goal | No
     widths = uniform(reshape.dp, reshape.pp)
     topology = plan.topology
     members = topology.staying.members
-    among = (Candidate(f"as it was asked for, {shape_name(widths)}", sketch(members, widths)),)
+    among = (Candidate(f"as it was asked for, {shape_name(widths)}", lane_shapes(members, widths)),)
     search = LaneSearch(plan, topology, [plan.ranks] * len(plan.boxes), among=among)
-    found = _with_most_copies(search, search.best_lanes, min(count, len(members) - 1))
+    found = _with_most_replicas(search, search.best_lanes, min(count, len(members) - 1))
     return None if found is None else replace(found, is_asked=True)
 
 
@@ -142,7 +146,7 @@ def why_nothing_follows(plan: Plan, reshape: ReshapeRequest, count: int) -> str:
     if short is not None:
         return f"{reshape.words()}: {short.words}"
     if goal is not None and goal.reason in plan.given_up:
-        why = "memory has no room for all copies at once, nor for the lanes with fewer"
+        why = "memory has no room for all replicas at once, nor for the lanes with fewer"
         return f"{reshape.words()}: was given up, for {why}"
     return f"{reshape.words()}: " + (
         "the job has these lanes" if _have_shape(plan.lanes, reshape) else "the ranks that stay have no room for them"
@@ -175,15 +179,15 @@ def lanes_without(plan: Plan, count: int) -> Goal | None:
     )
     idle = plan.lanes and all(rank in staying.ranks for lane in plan.lanes for rank in lane.ranks)
     find = search.as_it_is if idle else search.without(plan.given_up).best_lanes
-    return _with_most_copies(search, find, min(count, len(staying.members) - 1))
+    return _with_most_replicas(search, find, min(count, len(staying.members) - 1))
 
 
-def _with_most_copies(search: LaneSearch, find: Callable[[int], Found | None], most: int) -> Goal | None:
+def _with_most_replicas(search: LaneSearch, find: Callable[[int], Found | None], most: int) -> Goal | None:
     """The lanes that `find` returns for the most replicas per box that fit, up to `most`; None if none fit."""
-    for copies in range(most, -1, -1):
-        found = find(copies)
+    for replicas in range(most, -1, -1):
+        found = find(replicas)
         if found is not None:
-            return _goal_of(search.with_clocks(found, copies))
+            return _goal_of(search.with_clocks(found, replicas))
     return None
 
 
@@ -191,13 +195,13 @@ def _goal_of(found: Found) -> Goal:
     return Goal(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
 
 
-def _without_overdue(plan: Plan, copies: Copies, count: int, overdue: Sequence[Rank]) -> Plan | None:
+def _without_overdue(plan: Plan, replicas: Replicas, count: int, overdue: Sequence[Rank]) -> Plan | None:
     """The plan without overdue ranks, maybe with fewer replicas than requested; None unless the others have replicas of
     everything."""
     leaving = plan.topology.with_leaving(overdue) if set(overdue) < set(plan.ranks) else plan.topology
     if not leaving.leaving or lanes_without(replace(plan, topology=leaving), count) is None:
         return None
-    left = _copies_of(leaving.staying.ranks, copies)
+    left = _replicas_of(leaving.staying.ranks, replicas)
     if not all(left.values()):
         return None
     try:
@@ -206,10 +210,10 @@ def _without_overdue(plan: Plan, copies: Copies, count: int, overdue: Sequence[R
         return None
 
 
-def _without_leavers(plan: Plan, copies: Copies, count: int) -> Plan | None:
+def _without_leavers(plan: Plan, replicas: Replicas, count: int) -> Plan | None:
     """The plan of the ranks that stay, if the others hold nothing that is needed."""
     leaving, staying = plan.topology.leaving, plan.topology.staying.ranks
-    left = _copies_of(staying, copies)
+    left = _replicas_of(staying, replicas)
     computes = any(rank in leaving for lane in plan.lanes for rank in lane.ranks)
     if not leaving or computes or not all(left.values()):
         return None
@@ -219,35 +223,35 @@ def _without_leavers(plan: Plan, copies: Copies, count: int) -> Plan | None:
     return following if all(len(ranks) >= enough for ranks in left.values()) else None
 
 
-def _copies_of(ranks: Sequence[Rank], copies: Copies) -> dict[BoxId, tuple[Rank, ...]]:
-    return {number: tuple(rank for rank in have if rank in ranks) for number, have in copies.items()}
+def _replicas_of(ranks: Sequence[Rank], replicas: Replicas) -> dict[BoxId, tuple[Rank, ...]]:
+    return {number: tuple(rank for rank in have if rank in ranks) for number, have in replicas.items()}
 
 
-def _successor(plan: Plan, copies: Copies, count: int, looks: bool) -> Plan | None:
+def _successor(plan: Plan, replicas: Replicas, count: int, looks: bool) -> Plan | None:
     """`looks`: whether to search for a better target layout than the plan's."""
-    following = _without_leavers(plan, copies, count)
+    following = _without_leavers(plan, replicas, count)
     if following is not None:
         return following
     if any(rank in plan.topology.leaving for lane in _lanes_to_come(plan) for rank in lane.ranks):
         plan = replace(plan, goal=lanes_without(plan, count))
     # Where memory is short, there may be no room for the requested replicas: then there is no successor.
-    if wants_move(plan, copies, count):
-        following = replan(plan, plan.ranks, copies, count)
+    if wants_move(plan, replicas, count):
+        following = replan(plan, plan.ranks, replicas, count)
         if _differs(plan, following):
             return following
     found = goal(plan, plan.topology, count) if looks else None
     if found is None:
         return None
-    following = replan(replace(plan, goal=found), plan.ranks, copies, count)
+    following = replan(replace(plan, goal=found), plan.ranks, replicas, count)
     return following if _differs(plan, following) else None
 
 
-def _with_trials(plan: Plan, copies: Copies, count: int, speeds: Mapping[Rank, float]) -> Plan | None:
+def _with_trials(plan: Plan, replicas: Replicas, count: int, speeds: Mapping[Rank, float]) -> Plan | None:
     """The next plan if these ranks had these speeds; None if it had no work for any of them. Ranks without work in it
     keep their known speed."""
     if not speeds:
         return None
-    following = _successor(replace(plan, topology=plan.topology.with_trials(speeds)), copies, count, looks=True)
+    following = _successor(replace(plan, topology=plan.topology.with_trials(speeds)), replicas, count, looks=True)
     if following is None:
         return None
     working = {rank for lane in _lanes_to_come(following) for rank in lane.ranks}
@@ -275,7 +279,7 @@ def _with_reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Pla
 
 def _without_room(plan: Plan, goal: Goal) -> Short | None:
     """A replica for which no rank would ever have room. None where goals are blocking, as no replicas are made then."""
-    return None if plan.workload.options.goals == "blocking" else copy_without_room(goal, plan)
+    return None if plan.workload.options.goals == "blocking" else replica_without_room(goal, plan)
 
 
 def _have_shape(lanes: Sequence[Lane], reshape: ReshapeRequest) -> bool:

@@ -1,4 +1,4 @@
-"""Candidate lanes for the remaining ranks: sketches, with the words that describe them.
+"""Candidate lanes for the remaining ranks: lane shapes, with the words that describe them.
 
 In: the previous plan and the present topology. Out: candidates, for `lane_search.py` to shape, time and compare. Whole
 lanes stay as they are, unless a candidate uses them to help a hurt lane.
@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from elaswave_fx.plan.lanes.sketches import SideBySide, Sketch, Sketches
+from elaswave_fx.plan.lanes.lane_shapes import LaneShape, LaneShapes, SideBySide
 from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.spans import consecutive, even_split
@@ -38,7 +38,7 @@ class Candidate:
     """Lanes for the next plan. `name` describes the change of hurt lanes. `shares`: fixed granules of each lane."""
 
     name: str
-    sketches: Sketches
+    shapes: LaneShapes
     shares: tuple[int, ...] | None = None
 
 
@@ -61,27 +61,27 @@ def _much_slower(topology: Topology) -> Iterator[tuple[Rank, ...]]:
 
 
 def _of_all(plan: Plan, topology: Topology) -> Iterator[Candidate]:
-    seen: set[tuple[Sketch, ...]] = set()
+    seen: set[tuple[LaneShape, ...]] = set()
     units = len(plan.workload.units)
     for candidate in itertools.chain(unchanged(plan, topology), repaired(plan, topology)):
-        sketches = tuple(candidate.sketches)
-        if sketches not in seen and all(len(sketch.stages) <= units for sketch in sketches):
-            seen.add(sketches)
+        shapes = tuple(candidate.shapes)
+        if shapes not in seen and all(len(shape.stages) <= units for shape in shapes):
+            seen.add(shapes)
             yield candidate
     for candidate in new_lanes(units, plan.workload.granules, _by_units(plan, topology)):
-        if not any(_same(candidate.sketches, other) for other in seen):
+        if not any(_same(candidate.shapes, other) for other in seen):
             yield candidate
 
 
 def unchanged(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """The present lanes, if ranks have joined and none has left: joiners first get replicas."""
     if plan.lanes and set(plan.ranks) < set(topology.ranks):
-        yield Candidate("lanes as before, joiners get copies", tuple(whole_lanes(plan, topology).values()))
+        yield Candidate("lanes as before, joiners get replicas", tuple(whole_lanes(plan, topology).values()))
 
 
-def _same(new: Sketches, other: Sequence[Sketch]) -> bool:
+def _same(new: LaneShapes, other: Sequence[LaneShape]) -> bool:
     """Whether the lanes are equal; `new` is only built if they could be."""
-    if len(new) != len(other) or any(sketch.borders is not None for sketch in other):
+    if len(new) != len(other) or any(shape.borders is not None for shape in other):
         return False
     if isinstance(new, SideBySide) and any(len(s.stages) != depth for s, depth in zip(other, new.depths, strict=True)):
         return False
@@ -101,7 +101,7 @@ def new_lanes(units: int, granules: int, order: Sequence[Member]) -> Iterator[Ca
             yield Candidate(f"units cut anew: {_shape(sizes)}", SideBySide(order, sizes))
         if parts in wide and len(set(sizes)) > 1 and sizes[0] <= granules:
             stages = tuple(tuple(order[s.lo : s.hi]) for s in consecutive(sizes))
-            yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (Sketch(stages),))
+            yield Candidate(f"units cut anew: a lane of stages {listed(sizes)} ranks wide", (LaneShape(stages),))
 
 
 def _numbers_of_lanes(ranks: int, units: int) -> list[int]:
@@ -127,11 +127,11 @@ def repaired(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     yield from _with_a_neighbour(plan, left, whole, hurt, keep=False)
 
 
-def whole_lanes(plan: Plan, topology: Topology) -> dict[int, Sketch]:
+def whole_lanes(plan: Plan, topology: Topology) -> dict[int, LaneShape]:
     """Complete lanes by place, unchanged."""
     alive = {m.rank: m for m in topology.members}
     return {
-        i: Sketch(tuple(tuple(alive[rank] for rank in stage.ranks) for stage in lane.stages), lane.borders)
+        i: LaneShape(tuple(tuple(alive[rank] for rank in stage.ranks) for stage in lane.stages), lane.borders)
         for i, lane in enumerate(plan.lanes)
         if alive.keys() >= set(lane.ranks)
     }
@@ -145,24 +145,24 @@ def keep_samples(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     """Every lane keeps its samples; hurt lanes are cut anew, less deep or less wide."""
     alive = {m.rank: m for m in topology.members}
     left = [tuple(tuple(alive[r] for r in s.ranks if r in alive) for s in lane.stages) for lane in plan.lanes]
-    sketches = tuple(
-        Sketch(tuple(stage for stage in stages if stage), lane.borders if set(lane.ranks) <= set(alive) else None)
+    shapes = tuple(
+        LaneShape(tuple(stage for stage in stages if stage), lane.borders if set(lane.ranks) <= set(alive) else None)
         for stages, lane in zip(left, plan.lanes, strict=True)
     )
-    if plan.lanes and set(alive) <= set(plan.ranks) and all(sketch.stages for sketch in sketches):
+    if plan.lanes and set(alive) <= set(plan.ranks) and all(shape.stages for shape in shapes):
         shares = tuple(count // plan.workload.options.granule for count in samples_of_lanes(plan))
-        yield Candidate("the hurt lanes are cut anew, with the samples that they had", sketches, shares)
+        yield Candidate("the hurt lanes are cut anew, with the samples that they had", shapes, shares)
 
 
 def keeps_units(plan: Plan, candidate: Candidate) -> bool:
     """Whether no rank gets a new unit."""
     count = len(plan.workload.units)
     had = {tile.rank: tile.units for tile in plan.tiles}
-    for sketch in candidate.sketches:
-        borders = (0, count) if len(sketch.stages) == 1 else sketch.borders
+    for shape in candidate.shapes:
+        borders = (0, count) if len(shape.stages) == 1 else shape.borders
         if borders is None:
             return False
-        for members, lo, hi in zip(sketch.stages, borders, borders[1:], strict=False):
+        for members, lo, hi in zip(shape.stages, borders, borders[1:], strict=False):
             if any(m.rank not in had or any(unit not in had[m.rank] for unit in range(lo, hi)) for m in members):
                 return False
     return True
@@ -184,7 +184,7 @@ def _alike(a: Lane, b: Lane) -> bool:
 
 
 def _keeping_units(
-    plan: Plan, left: Sequence[Stages], whole: dict[int, Sketch], groups: Sequence[Sequence[int]]
+    plan: Plan, left: Sequence[Stages], whole: dict[int, LaneShape], groups: Sequence[Sequence[int]]
 ) -> Iterator[Candidate]:
     """Stages that lost a rank borrow others: from their own lane, or from all lanes with the same cuts, as one lane."""
     own = [(i,) if all(left[i]) else tuple(group) for group in groups for i in group if i not in whole]
@@ -194,12 +194,12 @@ def _keeping_units(
         stages = [_union([left[i] for i in part]) for part in merged]
         apart = len({i for part in merged for i in part}) == sum(map(len, merged))
         if apart and all(all(each) for each in stages):
-            sketches = [Sketch(s, plan.lanes[p[0]].borders) for s, p in zip(stages, merged, strict=True)]
-            yield Candidate(name, _lanes(whole, merged, sketches))
+            shapes = [LaneShape(s, plan.lanes[p[0]].borders) for s, p in zip(stages, merged, strict=True)]
+            yield Candidate(name, _lanes(whole, merged, shapes))
 
 
 def _with_a_neighbour(
-    plan: Plan, left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[int], keep: bool
+    plan: Plan, left: Sequence[Stages], whole: dict[int, LaneShape], hurt: Sequence[int], keep: bool
 ) -> Iterator[Candidate]:
     """Each hurt lane merged with a complete lane of the same cuts."""
     pairs: list[tuple[int, ...]] = []
@@ -213,15 +213,15 @@ def _with_a_neighbour(
     if not pairs:
         return
     merged = [_union([left[i] for i in pair]) for pair in pairs]
-    sketches = [Sketch(s, plan.lanes[p[0]].borders if keep else None) for s, p in zip(merged, pairs, strict=True)]
+    shapes = [LaneShape(s, plan.lanes[p[0]].borders if keep else None) for s, p in zip(merged, pairs, strict=True)]
     lane = "the hurt lane is" if len(pairs) == 1 else "the hurt lanes are"
     yield Candidate(
         "stages keep their units, as one lane with a neighbour" if keep else f"{lane} one with a neighbour, cut anew",
-        _lanes(whole, pairs, sketches),
+        _lanes(whole, pairs, shapes),
     )
 
 
-def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[int]) -> Iterator[Candidate]:
+def _shallower(left: Sequence[Stages], whole: dict[int, LaneShape], hurt: Sequence[int]) -> Iterator[Candidate]:
     """The ranks of hurt lanes by themselves: each lane less deep, or all of them in as many lanes or fewer."""
     if not hurt:
         return
@@ -233,7 +233,7 @@ def _shallower(left: Sequence[Stages], whole: dict[int, Sketch], hurt: Sequence[
         else (f"the hurt lanes are cut anew, {listed(depths)} deep" if depths else "the hurt lanes are gone")
     )
     if whole or depths:
-        yield Candidate(name, _lanes(whole, [(i,) for i in hurt], [Sketch(s) if s else None for s in alone]))
+        yield Candidate(name, _lanes(whole, [(i,) for i in hurt], [LaneShape(s) if s else None for s in alone]))
     pooled = [(place, member) for i in hurt for place, stage in enumerate(left[i]) for member in stage]
     order = [member for _, member in sorted(pooled, key=lambda each: each[0])]
     for parts in range(1, min(len(hurt), len(order)) + 1):
@@ -249,12 +249,14 @@ def _union(lanes: Sequence[Stages]) -> Stages:
     return tuple(tuple(member for stage in stages for member in stage) for stages in zip(*lanes, strict=True))
 
 
-def _lanes(whole: dict[int, Sketch], parts: Sequence[Sequence[int]], sketches: Sequence[Sketch | None]) -> Sketches:
-    """Unchanged lanes, and `sketches` in the places of the first lanes that they are made of."""
+def _lanes(
+    whole: dict[int, LaneShape], parts: Sequence[Sequence[int]], shapes: Sequence[LaneShape | None]
+) -> LaneShapes:
+    """Unchanged lanes, and `shapes` in the places of the first lanes that they are made of."""
     taken = {i for part in parts for i in part}
-    found: dict[int, Sketch | None] = {i: sketch for i, sketch in whole.items() if i not in taken}
-    found.update({min(part): sketch for part, sketch in zip(parts, sketches, strict=True)})
-    return tuple(sketch for _, sketch in sorted(found.items()) if sketch is not None)
+    found: dict[int, LaneShape | None] = {i: shape for i, shape in whole.items() if i not in taken}
+    found.update({min(part): shape for part, shape in zip(parts, shapes, strict=True)})
+    return tuple(shape for _, shape in sorted(found.items()) if shape is not None)
 
 
 def _by_units(plan: Plan, topology: Topology) -> list[Member]:

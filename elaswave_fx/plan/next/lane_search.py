@@ -3,7 +3,7 @@
 In: the previous plan, the present topology, the replica holders of each box. Out: `Found`, the best candidate as a
 plan.
 
-    LaneSearch(plan, topology, have).best_lanes(copies=1)
+    LaneSearch(plan, topology, have).best_lanes(replicas=1)
     ideas, most promising first -> looked at: cut -> drafts: shaped and timed -> plans: boxes handed out
 """
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from elaswave_fx.plan.lanes.lane_shapes import Cut, LaneShapes, Part, ShapeBounds, SideBySide
 from elaswave_fx.plan.lanes.shape_lanes import LaneShaper
-from elaswave_fx.plan.lanes.sketches import Cut, Outline, Part, SideBySide, Sketches
 from elaswave_fx.plan.make.cuts_and_clocks import cut_for_clocks
 from elaswave_fx.plan.make.derive import make_plan, needed_bytes
 from elaswave_fx.plan.make.planner import fits_memory, has_memory
@@ -31,13 +31,13 @@ from elaswave_fx.plan.predict.exchange import ExchangeEstimate
 from elaswave_fx.plan.predict.frequency import with_clocks
 from elaswave_fx.plan.predict.transition_memory import (
     first_wave,
-    room_for_copies,
+    room_for_replicas,
     wave_words,
-    without_copies,
+    without_replicas,
     without_room,
 )
-from elaswave_fx.plan.replicas.deal_boxes import CopySources, bucket_sharers, reassign_boxes, with_readers
-from elaswave_fx.plan.replicas.goal_copies import copies_for, copies_read_anew
+from elaswave_fx.plan.replicas.deal_boxes import ReplicaSources, bucket_sharers, reassign_boxes, with_readers
+from elaswave_fx.plan.replicas.goal_replicas import replicas_for, replicas_read_anew
 from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane, tiles_of
@@ -78,7 +78,7 @@ class _Idea:
     beats it; `floor_s`: strict lower bound; `place`: among all ideas; `cut`: of its units, once looked at."""
 
     candidate: Candidate
-    outline: Outline
+    bounds: ShapeBounds
     micro_batch: int
     least_s: float
     floor_s: float
@@ -171,20 +171,20 @@ class LaneSearch:
         rest = tuple(candidate for candidate in among if candidate.name not in names)
         return LaneSearch(self._plan, self._topology, self._have, self._objective, self._shaper, rest)
 
-    def as_it_is(self, copies: int, keeps: bool = False) -> Found | None:
+    def as_it_is(self, replicas: int, keeps: bool = False) -> Found | None:
         """The previous lanes; None if they do not fit. `keeps`: surplus replicas stay if they have room."""
-        plan = self.fitting(self._plan.lanes, copies, keeps=keeps)
+        plan = self.fitting(self._plan.lanes, replicas, keeps=keeps)
         return None if plan is None else Found(plan, ("lanes as before",))
 
-    def best_lanes(self, copies: int) -> Found | None:
+    def best_lanes(self, replicas: int) -> Found | None:
         """The best of all candidates, for unchanged ranks too."""
         for sizes in (SIZES_TRIED, None):
-            found = self._best_of(self._ideas(copies, sizes), copies)
+            found = self._best_of(self._ideas(replicas, sizes), replicas)
             if found is not None:
                 return found
         return None
 
-    def with_clocks(self, found: Found, copies: int) -> Found:
+    def with_clocks(self, found: Found, replicas: int) -> Found:
         """The result with clocks, where there is a choice of clocks; also with nearby cuts, where units may move."""
         options, power = self._plan.workload.options, self._plan.topology.power
         if power is None:
@@ -192,7 +192,7 @@ class LaneSearch:
         plan = with_clocks(replace(found.plan, topology=replace(self._topology, power=power)))
         if found.choice is None or options.policy != "elaswave" or not {"dataflow", "graph"} <= set(options.axes):
             return replace(found, plan=plan)
-        make = partial(self.fitting, copies=copies, goal=found.plan.goal)
+        make = partial(self.fitting, replicas=replicas, goal=found.plan.goal)
         return replace(found, plan=cut_for_clocks(plan, make, self._stall_s))
 
     def _stall_s(self, lanes: Sequence[Lane]) -> float:
@@ -200,15 +200,15 @@ class LaneSearch:
         units = ((rank, stage.units) for lane in lanes for stage in lane.stages for rank in stage.ranks)
         return self._exchange.stall_s(self._had, units)
 
-    def alike(self, copies: int, like: Choice) -> Found | None:
+    def alike(self, replicas: int, like: Choice) -> Found | None:
         """The result found for another rank of the same kind; None if it does not fit here or takes longer."""
-        found = self._best_of(self._ideas(copies, None, like), copies)
+        found = self._best_of(self._ideas(replicas, None, like), replicas)
         if found is None or found.plan.predicted.step_s >= WORTHWHILE * like.step_s:
             return None
         name, verdict, *_ = found.because
         return replace(found, because=(name, verdict, *filter(None, (like.beaten,))), choice=like)
 
-    def _best_of(self, ideas: list[_Idea], copies: int) -> Found | None:
+    def _best_of(self, ideas: list[_Idea], replicas: int) -> Found | None:
         """The best draft that stays about the best as a plan whose boxes fit every rank. Ideas are examined, then
         shaped and timed, most promising first, while they promise more than the best so far."""
         heapq.heapify(ideas)
@@ -218,12 +218,14 @@ class LaneSearch:
             best = drafts[0] if drafts else None
             if ideas and (best is None or self._promises(ideas[0], best)):
                 idea = heapq.heappop(ideas)
-                better_known = self._look(idea, copies) if idea.cut is None else self._look_closer(idea, idea.cut, best)
+                better_known = (
+                    self._look(idea, replicas) if idea.cut is None else self._look_closer(idea, idea.cut, best)
+                )
                 if better_known is not idea:
                     if better_known is not None:
                         heapq.heappush(ideas, better_known)
                     continue
-                draft = self._draft(idea, copies, best)
+                draft = self._draft(idea, replicas, best)
                 if draft is not None:
                     bisect.insort(drafts, draft, key=self._worth)
                 continue
@@ -238,12 +240,12 @@ class LaneSearch:
                 return Found(taken.plan, words, taken.stall_s, choice)
             del drafts[0]
             if best.is_bound:  # drafts that seemed better do not fit
-                draft = self._draft(best.idea, copies, drafts[0] if drafts else None)
+                draft = self._draft(best.idea, replicas, drafts[0] if drafts else None)
                 if draft is not None:
                     bisect.insort(drafts, draft, key=self._worth)
                 continue
             planned.add((best.name, best.idea.micro_batch))
-            plan = self.fitting(self._lanes(best), copies)
+            plan = self.fitting(self._lanes(best), replicas)
             if plan is not None:
                 known = replace(best, plan=plan, step_s=plan.predicted.step_s, is_bound=False)
                 bisect.insort(drafts, known, key=self._worth)
@@ -260,7 +262,7 @@ class LaneSearch:
     def _promises(self, idea: _Idea, best: _Draft) -> bool:
         return idea.floor_s < self._objective.longest_s(best.steps(self._objective))
 
-    def _ideas(self, copies: int, most: int | None, like: Choice | None = None) -> list[_Idea]:
+    def _ideas(self, replicas: int, most: int | None, like: Choice | None = None) -> list[_Idea]:
         """Every candidate in at most `most` micro-batch sizes; all sizes for None, where memory is short. `like`: only
         the ideas of that result."""
         before = _largest(self._plan.lanes)
@@ -269,13 +271,13 @@ class LaneSearch:
         for candidate in among:
             if like is not None and all(candidate.name != name for name, _ in like.ideas):
                 continue
-            outline = Outline.of(candidate.sketches)
-            sizes = [before, *self._shaper.sizes(outline)]
+            bounds = ShapeBounds.of(candidate.shapes)
+            sizes = [before, *self._shaper.sizes(bounds)]
             for size in itertools.islice(dict.fromkeys(size for size in sizes if size), most):
                 if like is not None and (candidate.name, size) not in like.ideas:
                     continue
-                least_s = self._shaper.bound_s(outline, size)
-                found.append(_Idea(candidate, outline, size, least_s, self._floor_s(least_s), len(found)))
+                least_s = self._shaper.bound_s(bounds, size)
+                found.append(_Idea(candidate, bounds, size, least_s, self._floor_s(least_s), len(found)))
         return found
 
     def _floor_s(self, least_s: float) -> float:
@@ -283,14 +285,14 @@ class LaneSearch:
         then has a check of its own."""
         return 0.0 if self._shaper.cuts.tries_all else SLACK * least_s
 
-    def _look(self, idea: _Idea, copies: int) -> _Idea | None:
+    def _look(self, idea: _Idea, replicas: int) -> _Idea | None:
         """The idea with its cuts and a better bound; None if units do not fit or samples do not suffice."""
         candidate, size, shaper = idea.candidate, idea.micro_batch, self._shaper
-        cannot_fit = not shaper.cuts.tries_all and shaper.cannot_fit(idea.outline, size)
+        cannot_fit = not shaper.cuts.tries_all and shaper.cannot_fit(idea.bounds, size)
         if cannot_fit and _is_cut_anew(candidate):
             return None
-        runs = shaper.runs(candidate.sketches, candidate.shares)
-        cut = shaper.cut(runs, size, shaper.table(idea.outline, copies))
+        runs = shaper.runs(candidate.shapes, candidate.shares)
+        cut = shaper.cut(runs, size, shaper.table(idea.bounds, replicas))
         if cut is None:
             return None
         least_s = max(idea.least_s, 0.0 if candidate.shares else shaper.least_cut_s(cut))
@@ -306,28 +308,28 @@ class LaneSearch:
             return idea
         return replace(idea, least_s=math.inf, floor_s=limit_s)
 
-    def _draft(self, idea: _Idea, copies: int, best: _Draft | None) -> _Draft | None:
+    def _draft(self, idea: _Idea, replicas: int, best: _Draft | None) -> _Draft | None:
         """The idea as a draft; None if samples do not suffice. Lanes are timed, longest with whole backward passes
         first, while the draft may match the best so far."""
         size, shaper = idea.micro_batch, self._shaper
-        sketches, shares = idea.candidate.sketches, idea.candidate.shares
+        shapes, shares = idea.candidate.shapes, idea.candidate.shares
         assert idea.cut is not None, "an idea is looked at first"
-        parts = shaper.parts(idea.cut, shaper.table(idea.outline, copies), shares)
+        parts = shaper.parts(idea.cut, shaper.table(idea.bounds, replicas), shares)
         if parts is None:
             return None
         stages = [
             (Span(lo, hi), part.count * len(members))
             for part in parts
-            for (lo, hi), members in zip(itertools.pairwise(part.borders), part.run.sketch.stages, strict=True)
+            for (lo, hi), members in zip(itertools.pairwise(part.borders), part.run.shape.stages, strict=True)
         ]
         ranks = sum(count for _, count in stages)
-        kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + copies) // ranks
-        besides_s = self._exchange.seconds(stages, copies) + self._plan.workload.update_s * kept
-        moved = self._exchange.moved(self._had, _units_of(sketches, parts))
-        stall_s = self._exchange.stall_s(self._had, _units_of(sketches, parts))
-        least_s = shaper.least_s(sketches, size)
+        kept = sum(b.numel for b in self._plan.workload.buckets) * (1 + replicas) // ranks
+        besides_s = self._exchange.seconds(stages, replicas) + self._plan.workload.update_s * kept
+        moved = self._exchange.moved(self._had, _units_of(shapes, parts))
+        stall_s = self._exchange.stall_s(self._had, _units_of(shapes, parts))
+        least_s = shaper.least_s(shapes, size)
         draft = _Draft(idea, parts, besides_s, sum(moved.values()), stall_s, least_s)
-        kinds = [(shaper.kind(part, size), part.run.sketch.members) for part in parts]
+        kinds = [(shaper.kind(part, size), part.run.shape.members) for part in parts]
         kinds.sort(key=lambda each: -shaper.times.whole_of(each[0]).seconds)
         known_s = besides_s + max(shaper.times.least_about(kind) for kind, _ in kinds)
         if self._is_worse(replace(draft, step_s=known_s), best):
@@ -346,7 +348,7 @@ class LaneSearch:
         return draft.steps(self._objective) < best.steps(self._objective)
 
     def _lanes(self, draft: _Draft) -> tuple[Lane, ...]:
-        return self._shaper.lanes(draft.idea.candidate.sketches, draft.parts, draft.idea.micro_batch)
+        return self._shaper.lanes(draft.idea.candidate.shapes, draft.parts, draft.idea.micro_batch)
 
     def _verdict(self, plan: Plan, taken: _Draft) -> str:
         """The predicted step and its initial cost."""
@@ -369,25 +371,27 @@ class LaneSearch:
             named.append(f"{len(rest)} more, of at least {_ms(min(rest))}")
         return f"beaten: {', '.join(named)}" if named else ""
 
-    def fitting(self, lanes: Sequence[Lane], copies: int, goal: Goal | None = None, keeps: bool = False) -> Plan | None:
+    def fitting(
+        self, lanes: Sequence[Lane], replicas: int, goal: Goal | None = None, keeps: bool = False
+    ) -> Plan | None:
         """The plan of these lanes at nominal clocks; None if it does not fit. It has `goal` if ranks get missing
         replicas for it, as many as have room. `keeps`: see `as_it_is`."""
         workload, tiles = self._plan.workload, tiles_of(lanes)
         boxes, sharers = with_readers(self._plan.boxes, workload, tiles), bucket_sharers(workload, tiles)
-        by = CopySources(self._topology, self._have, copies, self._places, sharers=sharers)
+        by = ReplicaSources(self._topology, self._have, replicas, self._places, sharers=sharers)
         if goal is None:
-            kept = dict(enumerate(self._have)) if keeps else copies_read_anew(self._plan.boxes, boxes, self._have)
+            kept = dict(enumerate(self._have)) if keeps else replicas_read_anew(self._plan.boxes, boxes, self._have)
             plan = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept))
             return self._with_boxes(lanes, boxes, by) if plan is None and kept else plan
         plan = self._with_boxes(lanes, boxes, by)
-        kept = {} if plan is None else copies_for(goal, plan, self._have)
+        kept = {} if plan is None else replicas_for(goal, plan, self._have)
         if not kept:
             return plan
         more = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept, is_interim=True))
         is_nearer = more is not None and any(box.catching_up for box in more.boxes)
         return replace(more, goal=goal) if more is not None and is_nearer else plan
 
-    def _with_boxes(self, lanes: Sequence[Lane], boxes: Sequence[Box], by: CopySources) -> Plan | None:
+    def _with_boxes(self, lanes: Sequence[Lane], boxes: Sequence[Box], by: ReplicaSources) -> Plan | None:
         """The plan with `boxes` (readers set by these lanes) handed out, and as many new replicas as have room."""
         dealt = reassign_boxes(boxes, by)
         topology, workload = self._topology, self._plan.workload
@@ -395,7 +399,7 @@ class LaneSearch:
         # Replicas for a target layout need not all fit together: each wave drops others.
         if not by.is_interim and not has_memory(topology, needed):
             return None
-        room = room_for_copies(topology, without_copies(needed, dealt, workload))
+        room = room_for_replicas(topology, without_replicas(needed, dealt, workload))
         wave = first_wave(dealt, workload, room)
         reason = "" if wave == dealt else wave_words(dealt, wave, without_room(dealt, workload, room))
         plan = make_plan(topology, workload, lanes, reason, boxes=wave, times=self._shaper.times)
@@ -403,15 +407,15 @@ class LaneSearch:
 
 
 def _is_cut_anew(candidate: Candidate) -> bool:
-    sketches = candidate.sketches
-    return isinstance(sketches, SideBySide) or all(sketch.borders is None for sketch in sketches)
+    shapes = candidate.shapes
+    return isinstance(shapes, SideBySide) or all(shape.borders is None for shape in shapes)
 
 
-def _units_of(sketches: Sketches, parts: Sequence[Part]) -> Iterator[tuple[Rank, Span]]:
+def _units_of(shapes: LaneShapes, parts: Sequence[Part]) -> Iterator[tuple[Rank, Span]]:
     """Units by rank."""
     cuts = (part.borders for part in parts for _ in range(part.count))
-    for sketch, borders in zip(sketches, cuts, strict=True):
-        for (lo, hi), members in zip(itertools.pairwise(borders), sketch.stages, strict=True):
+    for shape, borders in zip(shapes, cuts, strict=True):
+        for (lo, hi), members in zip(itertools.pairwise(borders), shape.stages, strict=True):
             units = Span(lo, hi)
             for member in members:
                 yield member.rank, units

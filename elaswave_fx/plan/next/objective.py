@@ -4,7 +4,7 @@ In: the step of a draft, and the stall before its first one. Out: steps. Terms c
 that rounding does not hide differences.
 
     AtOnce(life_s=3600).steps(2.0, stall_s=10)                           ->  1795
-    OnTheWay(goal_s=2.0, goal_stall_s=10, catch_up_s=30).steps(2.4, 0.0) ->  17.5, of which 12.5 before the goal
+    OnTheWay(goal_s=2.0, goal_stall_s=10, sync_s=30).steps(2.4, 0.0) ->  17.5, of which 12.5 before the goal
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class OnTheWay:
 
     goal_s: float
     goal_stall_s: float
-    catch_up_s: float
+    sync_s: float
 
     @property
     def steps_without(self) -> float:
         """Committed steps if the target is taken without an intermediate draft."""
-        return (self.catch_up_s + PAUSE_S) / self.goal_s
+        return (self.sync_s + PAUSE_S) / self.goal_s
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        return self.catch_up_s / step_s + max(self.goal_stall_s - stall_s, 0.0) / self.goal_s
+        return self.sync_s / step_s + max(self.goal_stall_s - stall_s, 0.0) / self.goal_s
 
     def longest_s(self, steps: float) -> float:
         before = steps - self.goal_stall_s / self.goal_s
-        return self.catch_up_s / before if before > 0 else math.inf
+        return self.sync_s / before if before > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class InBackground:
     ratio: float
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        behind_s = min(stall_s * self.ratio, self.life_s)
-        return behind_s / self.now_s + max(self.life_s - behind_s - PAUSE_S, 0.0) / step_s
+        sync_s = min(stall_s * self.ratio, self.life_s)
+        return sync_s / self.now_s + max(self.life_s - sync_s - PAUSE_S, 0.0) / step_s
 
     def longest_s(self, steps: float) -> float:
         return self.life_s / steps if steps else math.inf

@@ -23,19 +23,19 @@ from elaswave_fx.plan.next.policies import POLICIES, candidates, next_workload
 from elaswave_fx.plan.plan import Goal, Plan, Predicted
 from elaswave_fx.plan.predict.frequency import clock_words
 from elaswave_fx.plan.replicas.deal_boxes import (
-    CopySources,
+    ReplicaSources,
     bucket_sharers,
     domain_words,
     fatal_domains,
     reassign_boxes,
 )
-from elaswave_fx.plan.replicas.goal_copies import copies_per_stall, goal_words
+from elaswave_fx.plan.replicas.goal_replicas import goal_words, sync_per_stall
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Epoch, Host, Member, Rank, Topology, local_topology
 from elaswave_fx.words import listed, number_ranges, rank_words, size_text
 
-Copies = Mapping[BoxId, tuple[Rank, ...]]
+Replicas = Mapping[BoxId, tuple[Rank, ...]]
 """Box -> the ranks that have a replica now."""
 
 
@@ -43,7 +43,9 @@ Joiners = Mapping[Rank, Member]
 """Member info of ranks that the previous plan does not know."""
 
 
-def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, joiners: Joiners | None = None) -> Plan:
+def replan(
+    plan: Plan, members: tuple[Rank, ...], replicas: Replicas, count: int, joiners: Joiners | None = None
+) -> Plan:
     """The plan of the epoch after `plan` for `members`, with `count` replicas of each box besides the owner's.
 
     With the same ranks lanes stay, or become the target layout's once its replicas are in sync. Where the best lanes
@@ -51,17 +53,17 @@ def replan(plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, jo
     `goals` of the workload. Fewer replicas are kept where memory has no room for `count`. Leaving ranks stay where the
     others cannot continue alone. PlanError names a box without a replica, or the smallest sufficient number of ranks.
     """
-    return replan_like(plan, members, copies, count, None, joiners)[0]
+    return replan_like(plan, members, replicas, count, None, joiners)[0]
 
 
 def replan_like(
-    plan: Plan, members: tuple[Rank, ...], copies: Copies, count: int, like: Choice | None,
+    plan: Plan, members: tuple[Rank, ...], replicas: Replicas, count: int, like: Choice | None,
     joiners: Joiners | None = None,
 ) -> tuple[Plan, Choice | None]:  # fmt: skip
     """`replan`, with the result of its search, None where there was none. `like`: the result after the failure of
     another rank of the same kind (`loss_kinds.py`). If that fits and takes no longer, nothing else is searched."""
     topology = _next_topology(plan, members, joiners)
-    have = _copies_now(plan, topology.ranks, copies)
+    have = _replicas_now(plan, topology.ranks, replicas)
     found = _replan(plan, topology, have, count, like)
     if found is None and topology.leaving:
         found = _replan(plan, topology.with_leaving(()), have, count, like)
@@ -81,7 +83,7 @@ def _replan(
         found = _next_lanes(before, search, wanted, like, is_short=wanted < most)
         if found is not None:
             found = search.with_clocks(found, wanted)
-            room = () if wanted == most else (f"memory has room for {wanted} of {most} copies of each box",)
+            room = () if wanted == most else (f"memory has room for {wanted} of {most} replicas of each box",)
             given_up = _given_up(plan, found.plan)
             parts = (
                 _changed(plan, found.plan),
@@ -111,11 +113,11 @@ def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
 
 
 def terminal_plan(
-    plan: Plan, members: tuple[Rank, ...], copies: Copies, why: str, joiners: Joiners | None = None
+    plan: Plan, members: tuple[Rank, ...], replicas: Replicas, why: str, joiners: Joiners | None = None
 ) -> Plan:
     """The last plan of a job that cannot continue: no rank computes, and every box has an owner that can save it."""
     topology = _next_topology(plan, members, joiners)
-    have = _copies_now(plan, topology.ranks, copies)
+    have = _replicas_now(plan, topology.ranks, replicas)
     boxes = tuple(
         replace(box, owner=box.owner if box.owner in ranks else ranks[0], holders=(), catching_up=(), readers=())
         for box, ranks in zip(plan.boxes, have, strict=True)
@@ -134,14 +136,14 @@ def terminal_plan(
     )
 
 
-def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
+def wants_move(plan: Plan, replicas: Replicas, count: int) -> bool:
     """Whether `replan` with the same members would approach the target layout, change an owner, or make or drop a
     replica."""
     if plan.goal is not None:
         return True
-    have = _copies_now(plan, plan.ranks, copies)
+    have = _replicas_now(plan, plan.ranks, replicas)
     sharers = bucket_sharers(plan.workload, plan.tiles)
-    by = CopySources(plan.topology, have, count, places(plan, plan.topology), sharers=sharers)
+    by = ReplicaSources(plan.topology, have, count, places(plan, plan.topology), sharers=sharers)
     boxes = reassign_boxes(plan.boxes, by)
     return any(
         new.owner != old.owner or set(old.replica_ranks) != set(new.replica_ranks)
@@ -149,23 +151,23 @@ def wants_move(plan: Plan, copies: Copies, count: int) -> bool:
     )
 
 
-def _next_lanes(plan: Plan, search: LaneSearch, copies: int, like: Choice | None, is_short: bool) -> Found | None:
+def _next_lanes(plan: Plan, search: LaneSearch, replicas: int, like: Choice | None, is_short: bool) -> Found | None:
     """The same lanes, or the next ones toward their target, if the only change is ranks that left without work; else
     the best lanes, or intermediate ones. None if nothing fits with that many replicas.
 
-    `is_short`: `copies` are fewer than requested. Existing replicas then stay, or syncing them would start over.
+    `is_short`: `replicas` are fewer than requested. Existing replicas then stay, or syncing them would start over.
     """
     if plan.lanes and _only_leavers_went(plan, search.ranks):
-        found = None if plan.goal is None else _nearer(plan, plan.goal, search, copies)
+        found = None if plan.goal is None else _nearer(plan, plan.goal, search, replicas)
         leaver_computes = any(rank in search.leaving for lane in plan.lanes for rank in lane.ranks)
         if found is None and not leaver_computes:
-            found = search.as_it_is(copies, keeps=is_short)
+            found = search.as_it_is(replicas, keeps=is_short)
         if found is not None:
             return found
-    if like is not None and (found := search.alike(copies, like)) is not None:
-        return _on_the_way_to(plan, found, search, copies, like) or found
-    found = search.best_lanes(copies)
-    return None if found is None else _on_the_way_to(plan, found, search, copies) or found
+    if like is not None and (found := search.alike(replicas, like)) is not None:
+        return _on_the_way_to(plan, found, search, replicas, like) or found
+    found = search.best_lanes(replicas)
+    return None if found is None else _on_the_way_to(plan, found, search, replicas) or found
 
 
 def _is_asked(plan: Plan, lanes: tuple[Lane, ...]) -> bool:
@@ -185,38 +187,38 @@ def _only_leavers_went(plan: Plan, ranks: Sequence[Rank]) -> bool:
     )
 
 
-def _nearer(plan: Plan, goal: Goal, search: LaneSearch, copies: int) -> Found | None:
+def _nearer(plan: Plan, goal: Goal, search: LaneSearch, replicas: int) -> Found | None:
     """The present lanes while replicas of the target sync, then the target's lanes; None if neither fits. Lanes for a
     larger batch than the staying ranks' are not kept, and none are where goals are blocking."""
     samples = sum(samples_of_lanes(plan))
     goes_on = samples == plan.workload.samples and plan.workload.options.goals != "blocking"
-    behind = search.fitting(plan.lanes, copies, goal) if goes_on else None
-    if behind is not None and behind.goal is not None:
-        return Found(behind, ("lanes as before",))
-    reached = search.fitting(goal.lanes, copies)
+    syncing = search.fitting(plan.lanes, replicas, goal) if goes_on else None
+    if syncing is not None and syncing.goal is not None:
+        return Found(syncing, ("lanes as before",))
+    reached = search.fitting(goal.lanes, replicas)
     return None if reached is None else Found(reached, ("the goal is reached", goal.reason))
 
 
 def _on_the_way_to(
-    plan: Plan, found: Found, search: LaneSearch, copies: int, like: Choice | None = None
+    plan: Plan, found: Found, search: LaneSearch, replicas: int, like: Choice | None = None
 ) -> Found | None:
     """Intermediate lanes, left for those of `found` once replicas are in sync; they stay if goals are "never". None if
     they are no better, or if goals are blocking. `like`: as for `replan_like`."""
     if plan.workload.options.goals == "blocking":
         return None
     goal = Goal(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
-    objective = OnTheWay(goal.step_s, found.stall_s, found.stall_s * copies_per_stall(plan))
-    total_s = found.stall_s + objective.catch_up_s + PAUSE_S
+    objective = OnTheWay(goal.step_s, found.stall_s, found.stall_s * sync_per_stall(plan))
+    total_s = found.stall_s + objective.sync_s + PAUSE_S
     if like is not None and like.on_the_way is None:  # no intermediate lanes were better there either
         return None
     if found.stall_s <= PAUSE_S or total_s > plan.topology.life_s or found.choice is None:
         return None
     toward, known = search.toward(objective), None if like is None else like.on_the_way
-    first = toward.best_lanes(copies) if known is None else toward.alike(copies, known)
+    first = toward.best_lanes(replicas) if known is None else toward.alike(replicas, known)
     if first is None or objective.steps(first.plan.predicted.step_s, first.stall_s) <= objective.steps_without:
         return None
     stays = plan.workload.options.goals == "never"
-    interim = search.fitting(first.plan.lanes, copies, None if stays else goal)
+    interim = search.fitting(first.plan.lanes, replicas, None if stays else goal)
     if interim is None or (interim.goal is None and not stays):
         return None
     return replace(first, plan=interim, choice=found.choice._replace(on_the_way=first.choice))
@@ -236,14 +238,14 @@ def _next_topology(plan: Plan, members: Sequence[Rank], joiners: Joiners | None)
     return replace(before.of(alive, leaving), epoch=Epoch(before.epoch + 1))
 
 
-def _copies_now(plan: Plan, ranks: Sequence[Rank], copies: Copies) -> list[tuple[Rank, ...]]:
+def _replicas_now(plan: Plan, ranks: Sequence[Rank], replicas: Replicas) -> list[tuple[Rank, ...]]:
     alive = set(ranks)
-    have = [tuple(sorted(alive.intersection(copies.get(number, ())))) for number, _ in numbered(plan.boxes)]
+    have = [tuple(sorted(alive.intersection(replicas.get(number, ())))) for number, _ in numbered(plan.boxes)]
     for number, _ in numbered(plan.boxes):
         if not have[number]:
             raise PlanError(
-                f"replan: {_box_name(plan, number)} has no copy among ranks {listed(ranks)}; "
-                "an owner has a copy of what it owns"
+                f"replan: {_box_name(plan, number)} has no replica among ranks {listed(ranks)}; "
+                "an owner has a replica of what it owns"
             )
     return have
 
@@ -257,7 +259,7 @@ def _too_few(plan: Plan, topology: Topology) -> str:
         why = POLICIES[workload.options.policy].no_answer
         return f"replan: lab.policy={workload.options.policy}{axes} has no answer to this loss: {why}"
     unbounded = replace(topology, members=tuple(replace(m, memory_bytes=None) for m in topology.members))
-    needs = [most_memory(p) for p in _without_copies(plan, unbounded)]
+    needs = [most_memory(p) for p in _without_replicas(plan, unbounded)]
     if not needs:
         return (
             f"replan: {count} ranks cannot share {len(workload.units)} units x {workload.granules} granules; "
@@ -274,20 +276,20 @@ def _smallest(plan: Plan, first: int, memory: int) -> int:
     """The fewest ranks, `first` or more, that fit the job; at most as many as the plan has."""
     for count in range(first, len(plan.ranks)):
         topology = local_topology(count, plan.topology.ranks_per_host, memory)
-        if any(fits_memory(candidate) for candidate in _without_copies(plan, topology)):
+        if any(fits_memory(candidate) for candidate in _without_replicas(plan, topology)):
             return count
     return max(first, len(plan.ranks))
 
 
-def _without_copies(plan: Plan, topology: Topology) -> Iterator[Plan]:
+def _without_replicas(plan: Plan, topology: Topology) -> Iterator[Plan]:
     """All shapes with all sizes of micro-batches, as for a new job."""
     workload, shaper = plan.workload, LaneShaper(plan.workload, topology)
     for candidate in new_lanes(len(workload.units), workload.granules, topology.members):
-        table = shaper.table(candidate.sketches, 0)
-        for size in shaper.sizes(candidate.sketches):
-            lanes = shaper.shape(candidate.sketches, size, table)
+        table = shaper.table(candidate.shapes, 0)
+        for size in shaper.sizes(candidate.shapes):
+            lanes = shaper.shape(candidate.shapes, size, table)
             if lanes is not None:
-                yield make_plan(topology, workload, lanes, "", copies=0, times=shaper.times)
+                yield make_plan(topology, workload, lanes, "", replicas=0, times=shaper.times)
 
 
 def _changed(before: Plan, after: Plan) -> str:
@@ -308,20 +310,20 @@ def _box_words(before: Plan, after: Plan, have: Sequence[tuple[Rank, ...]]) -> I
     moved = sum(old.owner != new.owner for old, new in zip(before.boxes, after.boxes, strict=True))
     if moved:
         yield f"{moved} of {len(after.boxes)} boxes get another owner"
-    behind = sorted({rank for box in after.boxes for rank in box.catching_up})
+    syncing = sorted({rank for box in after.boxes for rank in box.catching_up})
     single = [number for number, ranks in enumerate(have) if len(ranks) == 1]
     if single:
         until = (
-            f"until {rank_words(behind)} {_have(behind)} caught up" if behind else "and no rank is there for another"
+            f"until {rank_words(syncing)} {_have(syncing)} caught up" if syncing else "and no rank is there for another"
         )
         yield f"{len(single)} of {len(have)} boxes ({number_ranges(single)}) have a single copy {until}"
-    elif behind:
-        yield f"{rank_words(behind)} {_have(behind)} to catch up"
+    elif syncing:
+        yield f"{rank_words(syncing)} {_have(syncing)} to sync"
     topology = after.topology
     if len(topology.machines) > 1:
         fatal = fatal_domains(topology, (box.replica_ranks for box in after.boxes))
         if fatal:
-            yield f"the state is lost with {domain_words(topology, fatal)}, for no copy has room elsewhere"
+            yield f"the state is lost with {domain_words(topology, fatal)}, for no replica has room elsewhere"
 
 
 def _box_name(plan: Plan, number: BoxId) -> str:

@@ -3,7 +3,7 @@
 In: stages. Out: seconds of reduce, copy and gather, with every bucket owned evenly by the ranks that read it; and the
 bytes of parameters that are new to ranks.
 
-    ExchangeEstimate(workload, topology).seconds([(Span(0, 2), 3), (Span(2, 4), 3)], copies=1)
+    ExchangeEstimate(workload, topology).seconds([(Span(0, 2), 3), (Span(2, 4), 3)], replicas=1)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ExchangeEstimate:
         self._elements, self._parameters = elements, parameters  # by unit; the latter in bytes
         self._until = list(accumulate(parameters, initial=0))
 
-    def seconds(self, stages: Iterable[Stages], copies: int) -> float:
+    def seconds(self, stages: Iterable[Stages], replicas: int) -> float:
         """Seconds of the rank that sends most, over the default links between hosts."""
         work, stages = self._workload, list(stages)
         readers = [0] * len(work.units)
@@ -44,7 +44,7 @@ class ExchangeEstimate:
                 readers[unit] += ranks
         ranks = sum(ranks for _, ranks in stages)
         per_unit = [
-            count * (work.sum_bytes * (1 - 1 / n) + GRADIENT_BYTES * min(copies, ranks - 1) / n) + size * (n - 1) / n
+            count * (work.sum_bytes * (1 - 1 / n) + GRADIENT_BYTES * min(replicas, ranks - 1) / n) + size * (n - 1) / n
             for count, size, n in zip(self._elements, self._parameters, readers, strict=True)
         ]  # fmt: skip
         until = list(accumulate(per_unit, initial=0.0))

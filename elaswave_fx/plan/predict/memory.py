@@ -204,13 +204,13 @@ class MemoryTable:
     ranks of other units.
     """
 
-    def __init__(self, sums: UnitSums, owners: int, copies: int = 0, ranks: int = 1) -> None:
-        """`owners`: ranks that share the buckets of a unit; `copies`: replicas of each box; `ranks`: all alive ones."""
+    def __init__(self, sums: UnitSums, owners: int, replicas: int = 0, ranks: int = 1) -> None:
+        """`owners`: ranks that share the buckets of a unit; `replicas`: of each box; `ranks`: all alive ones."""
         self._sums, self._workload = sums, sums.workload
         self._owners, self._others = owners, max(1, ranks - owners)
-        self._copies, self._ranks = copies, ranks
-        self._held_inside = min(copies, owners - 1)
-        self._held_outside = min(copies, ranks - 1) - self._held_inside
+        self._replicas, self._ranks = replicas, ranks
+        self._held_inside = min(replicas, owners - 1)
+        self._held_outside = min(replicas, ranks - 1) - self._held_inside
         self._reach: dict[tuple[int, int, int], list[int]] = {}
         # By micro-batch, first unit and end: bytes without saved activations.
         self._known: dict[int, list[dict[int, int]]] = {}
@@ -218,7 +218,7 @@ class MemoryTable:
     @property
     def kept_evenly(self) -> int:
         """Elements of boxes per rank, if all ranks kept equal shares."""
-        return self._sums.numel * (1 + self._copies) // self._ranks
+        return self._sums.numel * (1 + self._replicas) // self._ranks
 
     def total(self, units: Span, micro_batch: int, in_flight: int) -> int:
         """Bytes of a tile, as in `tile_memory`; shards rounded up."""

@@ -3,7 +3,7 @@
 In: the previous plan and the next plan. Out: a `Transition`, a plain value for events and for people. Pure; the worker
 reads the plans themselves.
 
-    Transition.of(plan, replan(plan, (0, 2, 3), copies, 1)).lines()
+    Transition.of(plan, replan(plan, (0, 2, 3), replicas, 1)).lines()
     ("epoch 0 -> 1: lost rank 1", "rank 3 computes units 4-7 x samples 0-23 (before: units 4-7 x samples 12-23)", ...)
 """
 
@@ -32,7 +32,7 @@ class Handover(NamedTuple):
     after: Rank
 
 
-class CopyTask(NamedTuple):
+class ReplicaTransfer(NamedTuple):
     """A state transfer from the owner `source` to the replica holder `target`."""
 
     box: BoxId
@@ -59,7 +59,7 @@ class Transition:
     gained: Mapping[Rank, tuple[int, ...]]
     dropped: Mapping[Rank, tuple[int, ...]]
     handovers: tuple[Handover, ...]
-    copies: tuple[CopyTask, ...]
+    transfers: tuple[ReplicaTransfer, ...]
     parameters: Mapping[int, tuple[Rank, ...]]
     parameter_bytes: int
     links: tuple[Link, ...]
@@ -85,7 +85,7 @@ class Transition:
                 for (box_id, a), b in zip(numbered(old.boxes), new.boxes, strict=True)
                 if a.owner != b.owner
             ),
-            copies=_copy_tasks(new),
+            transfers=_replica_transfers(new),
             parameters=parameters,
             parameter_bytes=_parameter_bytes(new, parameters),
             links=tuple(sorted(links)),
@@ -95,7 +95,7 @@ class Transition:
     @property
     def bytes_moved(self) -> int:
         """Bytes of states of new replicas and of working parameters of new readers."""
-        return sum(task.size_bytes for task in self.copies) + self.parameter_bytes
+        return sum(task.size_bytes for task in self.transfers) + self.parameter_bytes
 
     def lines(self) -> tuple[str, ...]:
         """The transition in words, a line per kind and rank; stable."""
@@ -117,8 +117,8 @@ class Transition:
             handed.setdefault((source, target), []).append(box)
         for (source, target), numbers in sorted(handed.items()):
             yield f"{_boxes(numbers, 'goes', 'go')} from rank {source} to rank {target}, which has a copy"
-        tasks: dict[tuple[Rank, Rank], list[CopyTask]] = {}
-        for task in self.copies:
+        tasks: dict[tuple[Rank, Rank], list[ReplicaTransfer]] = {}
+        for task in self.transfers:
             tasks.setdefault((task.source, task.target), []).append(task)
         for (source, target), found in sorted(tasks.items()):
             size = size_text(sum(task.size_bytes for task in found))
@@ -148,12 +148,12 @@ def _units_without(
     return found
 
 
-def _copy_tasks(plan: Plan) -> tuple[CopyTask, ...]:
+def _replica_transfers(plan: Plan) -> tuple[ReplicaTransfer, ...]:
     """State transfers of syncing replicas. Records need none: the next step makes one for owner and replica holder
     alike."""
     base_bytes = plan.workload.state_bytes_per_element - GRADIENT_BYTES
     return tuple(
-        CopyTask(box_id, box.owner, target, base_bytes * len(box.span))
+        ReplicaTransfer(box_id, box.owner, target, base_bytes * len(box.span))
         for box_id, box in numbered(plan.boxes)
         for target in box.catching_up
     )

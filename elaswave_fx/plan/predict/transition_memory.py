@@ -3,7 +3,7 @@
 In: boxes with syncing replicas. Out: the bytes that this takes, by rank; or the boxes of a first wave, with as many new
 replicas as have room and all existing ones kept. Later plans make the rest.
 
-    transition_memory(plan)[3]                      ->  Needs(copies=98304, records=294912, in_flight=0, parameters=0)
+    transition_memory(plan)[3]                      ->  Needs(replicas=98304, records=294912, in_flight=0, parameters=0)
     first_wave(boxes, workload, {3: 2000000, ...})  ->  boxes 0-1 with rank 3 among their holders, boxes 2-4 without it
 """
 
@@ -22,29 +22,29 @@ from elaswave_fx.words import size_text
 EXPECTED_RECORDS = 2
 """Records of a box that a syncing rank expects at the same time (`kExpectedAhead` in native/commit/machine.h)."""
 
-LATE_RECORDS = 4
-"""Steps by which records sent behind a state may lag at the owner's vote (`kLateSteps` in
+LAG_STEPS = 4
+"""Steps by which catch-up records may lag at the owner's vote (`kLagSteps` in
 native/exec/state/replica_sync.cc). The next step's record is made before the next vote."""
 
 UNDER_WAY_BYTES = 4 << 20
-"""States that an owner sends at the same time, not counting the last one (`kCopiedAtOnce` in
-exec/state/replica_sync.cc). An update leaves them alone and writes new ones, so each exists twice meanwhile."""
+"""States that an owner sends at the same time, not counting the last one (`kStateBytesUnderWay` in
+native/exec/state/replica_sync.cc). An update leaves them alone and writes new ones, so each exists twice meanwhile."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Extra bytes of a rank: `copies` that it receives, the `records` behind them, states and records `in_flight` to
+    """Extra bytes of a rank: `replicas` that it receives, their catch-up `records`, states and records `in_flight` to
     others; and new working `parameters`, in a stop in which it still has its previous ones."""
 
-    copies: int = 0
+    replicas: int = 0
     records: int = 0
     in_flight: int = 0
     parameters: int = 0
 
     @property
-    def behind(self) -> int:
+    def sync_bytes(self) -> int:
         """Bytes needed during steps. Only these are bounded, as parameters are part of the plan's own need."""
-        return self.copies + self.records + self.in_flight
+        return self.replicas + self.records + self.in_flight
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Short:
     def words(self) -> str:
         """The shortage in words."""
         return (
-            f"a copy of box {self.box} takes {size_text(self.needs)} of rank {self.rank}, which has "
-            f"{size_text(self.has)} for copies on their way (by switch.memory, and by what its plan leaves): "
+            f"a replica of box {self.box} takes {size_text(self.needs)} of rank {self.rank}, which has "
+            f"{size_text(self.has)} for syncing replicas (by switch.memory, and by what its plan leaves): "
             f"{self.needs - self.has} bytes short"
         )
 
@@ -81,17 +81,17 @@ def transition_memory(plan: Plan, before: Plan | None = None) -> dict[Rank, Need
     }
 
 
-def copy_bytes(workload: Workload, box: Box) -> int:
+def replica_bytes(workload: Workload, box: Box) -> int:
     """Bytes of a new replica: its state, records that it expects, and one that is applied."""
     return state_bytes(workload, box) + (EXPECTED_RECORDS + 1) * _record_bytes(workload, box)
 
 
 def state_bytes(workload: Workload, box: Box) -> int:
-    """Bytes to transfer of a box: a record needs no copy, for the next step makes one."""
+    """Bytes to transfer of a box: no record is transferred, for the next step makes one."""
     return (workload.state_bytes_per_element - GRADIENT_BYTES) * len(box.span)
 
 
-def room_for_copies(topology: Topology, needed: Mapping[Rank, int]) -> dict[Rank, int]:
+def room_for_replicas(topology: Topology, needed: Mapping[Rank, int]) -> dict[Rank, int]:
     """Free bytes of ranks beside `needed`, at most what the topology allows for a transition."""
     found: dict[Rank, int] = {}
     for member in topology.members:
@@ -103,13 +103,13 @@ def room_for_copies(topology: Topology, needed: Mapping[Rank, int]) -> dict[Rank
     return found
 
 
-def needed_without_copies(plan: Plan) -> dict[Rank, int]:
+def needed_without_replicas(plan: Plan) -> dict[Rank, int]:
     """Bytes of the plan by rank, without replicas that are still to come."""
     needed = {rank: cost.memory_bytes for rank, cost in plan.predicted.ranks.items()}
-    return without_copies(needed, plan.boxes, plan.workload)
+    return without_replicas(needed, plan.boxes, plan.workload)
 
 
-def without_copies(needed: Mapping[Rank, int], boxes: Sequence[Box], workload: Workload) -> dict[Rank, int]:
+def without_replicas(needed: Mapping[Rank, int], boxes: Sequence[Box], workload: Workload) -> dict[Rank, int]:
     """`needed` without the bytes of replicas that are still to come."""
     left = dict(needed)
     for box in boxes:
@@ -122,8 +122,8 @@ def first_wave(boxes: Sequence[Box], workload: Workload, room: Room) -> tuple[Bo
     """The boxes with as many new replicas as have room: boxes with fewest replicas first, then in order. Unchanged if
     all fit."""
     account, found = _Account(workload), list(boxes)
-    behind = [number for number, box in enumerate(boxes) if box.catching_up]
-    for number in sorted(behind, key=lambda number: (len(boxes[number].local_materializers), number)):
+    syncing = [number for number, box in enumerate(boxes) if box.catching_up]
+    for number in sorted(syncing, key=lambda number: (len(boxes[number].local_materializers), number)):
         box = boxes[number]
         refused = {rank for rank in box.catching_up if not account.add(box, rank, room)}
         if refused:
@@ -136,8 +136,8 @@ def without_room(boxes: Sequence[Box], workload: Workload, room: Room) -> Short 
     """The first new replica that has no room in any wave; None if all do."""
     for number, box in numbered(boxes):
         for rank in box.catching_up:
-            sent = state_bytes(workload, box) + _late_bytes(workload, box)
-            needs = {rank: copy_bytes(workload, box), box.owner: sent}
+            sent = state_bytes(workload, box) + _catch_up_bytes(workload, box)
+            needs = {rank: replica_bytes(workload, box), box.owner: sent}
             for who, size in needs.items():
                 if size > room.get(who, size):
                     return Short(number, who, size, room[who])
@@ -149,29 +149,29 @@ class _Account:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        self._copies: Counter[Rank] = Counter()
+        self._replicas: Counter[Rank] = Counter()
         self._records: Counter[Rank] = Counter()
         self._sent: Counter[Rank] = Counter()
-        self._late: Counter[Rank] = Counter()  # records behind the states
+        self._catch_up: Counter[Rank] = Counter()  # catch-up records
         self._largest: defaultdict[Rank, int] = defaultdict(int)  # by owner, of the states that it sends
 
     def add(self, box: Box, target: Rank, room: Room) -> bool:
         """Add a replica at `target` if it and the owner have room. Return whether they have."""
         state = state_bytes(self._workload, box)
-        comes = self.needs(target).behind + copy_bytes(self._workload, box)
+        comes = self.needs(target).sync_bytes + replica_bytes(self._workload, box)
         sent, largest = self._sent[box.owner] + state, max(self._largest[box.owner], state)
-        late = self._late[box.owner] + _late_bytes(self._workload, box)
-        goes = self._copies[box.owner] + self._records[box.owner] + _in_flight(sent, largest) + late
+        catch_up = self._catch_up[box.owner] + _catch_up_bytes(self._workload, box)
+        goes = self._replicas[box.owner] + self._records[box.owner] + _in_flight(sent, largest) + catch_up
         if comes > room.get(target, comes) or goes > room.get(box.owner, goes):
             return False
-        self._copies[target] += state
-        self._records[target] += copy_bytes(self._workload, box) - state
-        self._sent[box.owner], self._largest[box.owner], self._late[box.owner] = sent, largest, late
+        self._replicas[target] += state
+        self._records[target] += replica_bytes(self._workload, box) - state
+        self._sent[box.owner], self._largest[box.owner], self._catch_up[box.owner] = sent, largest, catch_up
         return True
 
     def needs(self, rank: Rank, parameters: int = 0) -> Needs:
-        in_flight = _in_flight(self._sent[rank], self._largest[rank]) + self._late[rank]
-        return Needs(self._copies[rank], self._records[rank], in_flight, parameters)
+        in_flight = _in_flight(self._sent[rank], self._largest[rank]) + self._catch_up[rank]
+        return Needs(self._replicas[rank], self._records[rank], in_flight, parameters)
 
 
 def _in_flight(sent: int, largest: int) -> int:
@@ -179,9 +179,9 @@ def _in_flight(sent: int, largest: int) -> int:
     return min(sent, UNDER_WAY_BYTES + largest)
 
 
-def _late_bytes(workload: Workload, box: Box) -> int:
-    """The most bytes at the owner of records that follow a state."""
-    return (LATE_RECORDS + 1) * _record_bytes(workload, box)
+def _catch_up_bytes(workload: Workload, box: Box) -> int:
+    """The most bytes of catch-up records at the owner."""
+    return (LAG_STEPS + 1) * _record_bytes(workload, box)
 
 
 def _record_bytes(workload: Workload, box: Box) -> int:
@@ -219,5 +219,5 @@ def wave_words(planned: Sequence[Box], made: Sequence[Box], short: Short | None)
     wanted, now = (sum(len(box.catching_up) for box in boxes) for boxes in (planned, made))
     if wanted == now:
         return ""
-    words = f"of {wanted} copies of boxes {now} are made now, for which there is room"
+    words = f"of {wanted} replicas of boxes {now} are made now, for which there is room"
     return words if short is None else f"{words}; {short.words}"

@@ -4,7 +4,7 @@ In: a workload, its tiles, the alive ranks. Out: boxes with readers, owner and h
 
     bucket of 65,536 elements, boxes of at least 8,192    ->  8 boxes, whatever the layout
     first read on ranks 0 and 2                           ->  [0, 32768) in 4 boxes owned by 0, the other 4 by 2
-    choose_holders, hosts (0, 1) and (2, 3), one copy     ->  those of 0 held by 2 (another host, a reader), and by 0
+    choose_holders, hosts (0, 1) and (2, 3), one replica  ->  those of 0 held by 2 (another host, a reader), and by 0
     fatal_losses                                          ->  (0, 2), (1, 3): the pairs with the only replicas of a box
 """
 
@@ -124,8 +124,8 @@ def _bucket_readers(workload: Workload, runs: Sequence[tuple[Rank, ...]]) -> lis
     ]
 
 
-def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank], copies: int) -> tuple[Box, ...]:
-    """The boxes with `copies` replica holders each out of `ranks`, as far as there are ranks besides the owner.
+def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Rank], replicas: int) -> tuple[Box, ...]:
+    """The boxes with `replicas` replica holders each out of `ranks`, as far as there are ranks besides the owner.
 
     All boxes of an owner have the same holders: few sets of ranks then have all replicas of something, and few
     simultaneous failures are fatal (copysets: Cidon et al., USENIX ATC 2013). Preferred are, in order: other machines
@@ -134,7 +134,7 @@ def choose_holders(topology: Topology, boxes: Sequence[Box], ranks: Sequence[Ran
     instead of two.
     """
     partners = _Partners(topology, boxes, ranks)
-    for _ in range(min(copies, len(ranks) - 1)):
+    for _ in range(min(replicas, len(ranks) - 1)):
         partners.add_round()
     return tuple(replace(box, holders=tuple(partners.of[box.owner])) for box in boxes)
 
@@ -248,10 +248,10 @@ def fatal_losses(boxes: Sequence[Box]) -> tuple[tuple[Rank, ...], ...]:
     return tuple(sorted(tuple(sorted(s)) for s in sets if not any(other < s for other in sets)))
 
 
-def fatal_domains(topology: Topology, copies: Iterable[Iterable[Rank]]) -> tuple[Host | str, ...]:
-    """The failure domains that hold all `copies`, in order of their first ranks."""
+def fatal_domains(topology: Topology, replicas: Iterable[Iterable[Rank]]) -> tuple[Host | str, ...]:
+    """The failure domains that hold all `replicas`, in order of their first ranks."""
     domain = failure_domains(topology)
-    found = ({domain[rank] for rank in ranks} for ranks in copies)
+    found = ({domain[rank] for rank in ranks} for ranks in replicas)
     fatal = {domains.pop() for domains in found if len(domains) == 1}
     return tuple(each for each in dict.fromkeys(domain.values()) if each in fatal)
 
@@ -277,7 +277,7 @@ def kept_elements(boxes: Sequence[Box]) -> Counter[Rank]:
 
 
 @dataclass(frozen=True)
-class CopySources:
+class ReplicaSources:
     """Inputs of a reassignment: alive ranks, present replica holders, and the number of replicas to have.
 
     `have[i]`: ranks with a replica of box i, ascending, at least one. `places`: tie-break order of ranks, as rank
@@ -287,7 +287,7 @@ class CopySources:
 
     topology: Topology
     have: Sequence[tuple[Rank, ...]]
-    copies: int
+    replicas: int
     places: Mapping[Rank, int]
     wanted_by: Mapping[int, tuple[Rank, ...]] = field(default_factory=dict[int, tuple[Rank, ...]])
     is_interim: bool = False
@@ -298,7 +298,7 @@ class CopySources:
         return self.sharers[box.bucket] if self.sharers else box.readers
 
 
-def reassign_boxes(boxes: Sequence[Box], by: CopySources) -> tuple[Box, ...]:
+def reassign_boxes(boxes: Sequence[Box], by: ReplicaSources) -> tuple[Box, ...]:
     """The same boxes with owners that have a replica, and holders that have or will get one (`catching_up`).
 
     An owner stays if it is alive and reads the box, or if no reader has a replica. Where owned shares of a stage are
@@ -313,7 +313,7 @@ class _Reassignment:
     """Greedy assignment in order of boxes: the rank that keeps least so far gets the next, among few ranks per
     owner."""
 
-    def __init__(self, boxes: Sequence[Box], by: CopySources) -> None:
+    def __init__(self, boxes: Sequence[Box], by: ReplicaSources) -> None:
         self._boxes = boxes
         self._size = [box.span.hi - box.span.lo for box in boxes]
         self._by = by
@@ -322,7 +322,7 @@ class _Reassignment:
         self._domain = failure_domains(by.topology)
         self._ranks = by.topology.staying.ranks
         self._leaving = frozenset(by.topology.leaving)
-        self._wanted = min(by.copies, len(self._ranks) - 1)
+        self._wanted = min(by.replicas, len(self._ranks) - 1)
         self._readers = [readers - self._leaving if self._leaving else readers for readers in _reader_sets(boxes)]
         self._owned: Counter[Rank] = Counter()
         self._held: Counter[Rank] = Counter()
@@ -420,8 +420,8 @@ class _Reassignment:
             new.append(rank)
             self._hold(number, owner, rank)
         box, place = self._boxes[number], self._place.__getitem__
-        holders, behind = sorted((*stay, *new), key=place), sorted(new, key=place)
-        return Box(box.bucket, box.span, owner, tuple(holders), tuple(behind), box.readers)
+        holders, syncing = sorted((*stay, *new), key=place), sorted(new, key=place)
+        return Box(box.bucket, box.span, owner, tuple(holders), tuple(syncing), box.readers)
 
     def _new_holder(self, number: int, owner: Rank, taken: Sequence[Rank]) -> Rank:
         """A reader of the box if owner and holders are none; else another machine or host, a reader, the rank that

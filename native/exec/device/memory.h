@@ -1,5 +1,5 @@
 // Where new tensors lie: the one place that decides between the memory of the device, where units compute, and that of
-// the host, where messages and the state's copies are. Both are the CPU's. A device is added here, and in
+// the host, where messages and the states of replicas are. Both are the CPU's. A device is added here, and in
 // TensorTransfers, which then stages what it sends; operators are bound to a device by the tensors that they get.
 // Private to exec/.
 #pragma once

@@ -94,7 +94,7 @@ class TensorTransfers {
 inline constexpr std::uint64_t kReduceTag = 3, kGatherTag = 4, kVoteTag = 6;
 // 7, 11 and 14 are the worker's, for handing state back and for checkpoints.
 inline constexpr std::uint64_t kRecordTag = 8, kRecordHeaderTag = 9, kStateTag = 10;
-inline constexpr std::uint64_t kResidualCountTag = 12, kResidualsTag = 13, kStateAnswerTag = 15, kLateRecordTag = 16;
+inline constexpr std::uint64_t kResidualCountTag = 12, kResidualsTag = 13, kStateAnswerTag = 15, kCatchUpRecordTag = 16;
 inline std::uint64_t tag_of(std::uint64_t kind, std::size_t index) { return kind << 56 | std::uint64_t{index} << 32; }
 
 }  // namespace elaswave::exec

@@ -1,4 +1,4 @@
-// Sums over 32-bit words that tell whether two copies hold the same bytes. No torch in here.
+// Sums over 32-bit words that tell whether two replicas hold the same bytes. No torch in here.
 //
 //   pair[i] = word[2 i] + 2^32 word[2 i + 1]
 //   digest  = (sum of pair[i] * a(i), sum of pair[i] * b(i)) mod 2^64, a(i) and b(i) odd numbers made of a salt and i

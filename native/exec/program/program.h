@@ -24,8 +24,8 @@ class ExecError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Copies of boxes differ from their owners'. They were dropped, and the step was left before its commit.
-class CopyDiffers : public ExecError {
+// Replicas differ from their owners' states. They were dropped, and the step was left before its commit.
+class ReplicaDiffers : public ExecError {
  public:
   using ExecError::ExecError;
 };

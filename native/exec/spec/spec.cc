@@ -47,7 +47,7 @@ class SpecReader {
     spec_.rank = data_.field("rank").id<RankId>();
     spec_.keys = read_keys(data_.field("keys"));
     read_sizes();
-    read_copies();
+    read_replicas();
     read_world();
     spec_.values = data_.field("values").list([](const Reader& each) { return read_value(each); });
     spec_.buckets = data_.field("buckets").list([this](const Reader& each) { return read_bucket(each); });
@@ -72,14 +72,14 @@ class SpecReader {
     }
   }
 
-  void read_copies() {
+  void read_replicas() {
     const Reader dtype = data_.field("record_dtype");
     spec_.record_dtype = dtype_of(dtype);
     if (spec_.record_dtype != c10::ScalarType::Float && spec_.record_dtype != c10::ScalarType::BFloat16) {
       dtype.fail("records are float32 or bfloat16, not " + dtype.text());
     }
     const Reader mode = data_.field("copy_mode");
-    if (mode.text() != "log" && mode.text() != "state") mode.fail("copies are kept by \"log\" or \"state\"");
+    if (mode.text() != "log" && mode.text() != "state") mode.fail("replicas are synced by \"log\" or \"state\"");
     spec_.copy_mode = mode.text() == "log" ? CopyMode::kLog : CopyMode::kState;
   }
 

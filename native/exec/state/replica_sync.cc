@@ -4,17 +4,17 @@
 #include <utility>
 
 #include "exec/device/memory.h"
-#include "exec/state/copy_header.h"
+#include "exec/state/sync_header.h"
 
 namespace elaswave::exec {
 namespace {
 
 // States under way to other ranks may have so many bytes in all; one may be larger.
-constexpr std::size_t kCopiedAtOnce = std::size_t{4} << 20;
-constexpr std::int64_t kClose = 1, kAskedAnew = 2;  // the word on a replica
-// Records that are sent behind states may be so many steps late. Each takes memory, so if more might be late, fewer
-// states had room at once. Few states are under way at a time: records that are later wait for a link without room.
-constexpr std::int64_t kLateSteps = 4;
+constexpr std::size_t kStateBytesUnderWay = std::size_t{4} << 20;
+constexpr std::int64_t kNearlyInSync = 1, kAskedAnew = 2;  // the word on a replica
+// Catch-up records may lag so many steps. Each takes memory, so if more might lag, fewer states had room at once. Few
+// states are under way at a time: records that lag more wait for a link without room.
+constexpr std::int64_t kLagSteps = 4;
 
 std::uint64_t state_tag(BoxId box, std::size_t part) { return tag_of(kStateTag, box.index()) | part; }
 
@@ -25,7 +25,7 @@ void ReplicaSync::install() {
   records_.assign(shards_.size(), RecordReceive());
   headers_.clear();
   forget_all();
-  behind_peak_ = 0;
+  sync_peak_ = 0;
   sent_at_once_ = 0;
 }
 
@@ -109,7 +109,7 @@ void ReplicaSync::wait_records() {
 void ReplicaSync::wait_sends() {
   transfers_.wait(sends_);
   sends_.clear();
-  await_late_sends();
+  await_catch_up_sends();
 }
 
 void ReplicaSync::end_step() {
@@ -164,27 +164,27 @@ void ReplicaSync::send_states() {
     while (!replica.sends.empty() && transfers_.test(replica.sends.back())) replica.sends.pop_back();
     if (!replica.sends.empty()) under_way += replica.bytes;
   }
-  while (!due_.empty() && (under_way == 0 || under_way < kCopiedAtOnce)) {
+  while (!due_.empty() && (under_way == 0 || under_way < kStateBytesUnderWay)) {
     Outgoing replica = std::move(due_.front());
     due_.pop_front();
     if (!machine_.state(replica.box)) continue;  // its update has failed since
-    const commit::Actions behind = machine_.state_leaves(replica.box, replica.holder);
-    replica.awaited = machine_.version() - kLateSteps;  // as those before it in the lane, or less
+    const commit::Actions catch_up = machine_.state_leaves(replica.box, replica.holder);
+    replica.awaited = machine_.version() - kLagSteps;  // as those before it in the lane, or less
     expect_answer(replica);
     send_state(replica, comm::Lane::kBulk);
     under_way += replica.bytes;
     under_way_.push_back(std::move(replica));
-    perform_(behind);
+    perform_(catch_up);
   }
   sent_at_once_ = std::max(sent_at_once_, under_way);
 }
 
 void ReplicaSync::hear_answers() {
   for (auto replica = under_way_.begin(); replica != under_way_.end();) {
-    std::erase_if(replica->late, [this](const auto& record) { return are_done(record.second); });
+    std::erase_if(replica->catch_up, [this](const auto& record) { return are_done(record.second); });
     if (transfers_.arrived(replica->answered) && transfers_.test(replica->answered)) {  // most never say more
-      replica->close = *replica->answer.const_data_ptr<std::int64_t>() == kClose;
-      if (!replica->close) {
+      replica->nearly_in_sync = *replica->answer.const_data_ptr<std::int64_t>() == kNearlyInSync;
+      if (!replica->nearly_in_sync) {
         ask_anew(*replica);
         replica = under_way_.erase(replica);
         continue;
@@ -192,17 +192,17 @@ void ReplicaSync::hear_answers() {
       expect_answer(*replica);
     }
     // What is sent with the step would overtake what is still under way in bulk.
-    if (replica->close && replica->unsent.empty() && replica->late.empty())
-      machine_.copy_is_close(replica->box, replica->holder);
+    if (replica->nearly_in_sync && replica->unsent.empty() && replica->catch_up.empty())
+      machine_.replica_nearly_in_sync(replica->box, replica->holder);
     ++replica;
   }
 }
 
-// What was sent behind the state before is still before the new one in the lane, and takes places at the holder.
+// What was sent after the state before is still before the new one in the lane, and takes places at the holder.
 void ReplicaSync::ask_anew(Outgoing& replica) {
   const commit::Actions again = machine_.state_asked(replica.box, replica.holder);
   perform_(again);
-  if (!again.empty()) due_.back().late = std::move(replica.late);
+  if (!again.empty()) due_.back().catch_up = std::move(replica.catch_up);
 }
 
 void ReplicaSync::expect_answer(Outgoing& replica) {
@@ -216,7 +216,7 @@ void ReplicaSync::answer(BoxId box, RankId owner, std::int64_t word) {
   transfers_.send(answer, owner, tag_of(kStateAnswerTag, box.index()));
 }
 
-void ReplicaSync::tell_close(BoxId box, RankId owner) { answer(box, owner, kClose); }
+void ReplicaSync::report_nearly_in_sync(BoxId box, RankId owner) { answer(box, owner, kNearlyInSync); }
 
 void ReplicaSync::ask_state(BoxId box, RankId owner) {
   shards_.set_state(box, {});
@@ -243,22 +243,22 @@ void ReplicaSync::take_state(BoxId id) {
   perform_(machine_.state_arrived(id, tag, shards_.state(id).digest == tag.digest));
 }
 
-std::uint64_t ReplicaSync::behind_bytes() const {
+std::uint64_t ReplicaSync::sync_bytes() const {
   std::uint64_t bytes = 0;
   for (const BoxId id : all_ids<BoxId>(shards_.size())) {
     const Incoming& box = incoming_[id.index()];
     const auto bytes_each = static_cast<std::uint64_t>(shards_.spec(id).numel()) * sizeof(float);
     if (box.state) bytes += bytes_each * box.state->tensors.size();
     if (box.came) bytes += bytes_each * (1 + shards_.state(id).optimizer.size());
-    for (const CatchUpReceive& late : box.records) bytes += late.record.nbytes();
+    for (const CatchUpReceive& each : box.records) bytes += each.record.nbytes();
   }
   return bytes;
 }
 
 void ReplicaSync::take_states() {
-  behind_peak_ = std::max(behind_peak_, behind_bytes());
+  sync_peak_ = std::max(sync_peak_, sync_bytes());
   for (const BoxId id : all_ids<BoxId>(shards_.size())) {
-    if (machine_.is_behind(id) && !machine_.state_must_come(id)) take_what_came(id);
+    if (machine_.sync_under_way(id) && !machine_.state_must_come(id)) take_what_came(id);
   }
   send_states();
 }
@@ -273,7 +273,7 @@ void ReplicaSync::take_what_came(BoxId id) {
     if (read_header(box.state->header, 0).state.version > machine_.version()) return;
     take_state(id);
   }
-  for (; records > 0 && machine_.is_behind(id); --records) {
+  for (; records > 0 && machine_.sync_under_way(id); --records) {
     if (read_header(box.records.front().header, 0).state.version >= machine_.version()) return;
     take_catch_up(id);
   }
@@ -281,7 +281,7 @@ void ReplicaSync::take_what_came(BoxId id) {
 
 void ReplicaSync::forget(BoxId box) { incoming(box) = Incoming(); }
 
-// --- Records behind states
+// --- Catch-up records
 
 // Of its own: that of a run is as large as all its boxes, and the next step writes gradients again.
 void ReplicaSync::send_catch_up(BoxId id, RankId holder, comm::Lane lane) {
@@ -294,56 +294,57 @@ void ReplicaSync::send_catch_up(BoxId id, RankId holder, comm::Lane lane) {
     replica->unsent.push_back({machine_.version() + 1, record, header});
     return;
   }
-  const std::uint64_t tag = tag_of(kLateRecordTag, id.index());
+  const std::uint64_t tag = tag_of(kCatchUpRecordTag, id.index());
   sends_.push_back(send(record, holder, tag, lane));
   sends_.push_back(send(header, holder, tag | 1, lane));
 }
 
 // After the step's own messages: on a link of their own they do not overtake these, but share the way out of the host.
-void ReplicaSync::send_records_behind() {
+void ReplicaSync::send_catch_up_records() {
   for (Outgoing& replica : under_way_) {
-    const std::uint64_t tag = tag_of(kLateRecordTag, replica.box.index());
+    const std::uint64_t tag = tag_of(kCatchUpRecordTag, replica.box.index());
     for (const CatchUpSend& each : std::exchange(replica.unsent, {})) {
-      std::vector<comm::Transfer>& late = replica.late[each.version];
-      late.push_back(send(each.record, replica.holder, tag, comm::Lane::kBulk));
-      late.push_back(send(each.header, replica.holder, tag | 1, comm::Lane::kBulk));
+      std::vector<comm::Transfer>& sends = replica.catch_up[each.version];
+      sends.push_back(send(each.record, replica.holder, tag, comm::Lane::kBulk));
+      sends.push_back(send(each.header, replica.holder, tag | 1, comm::Lane::kBulk));
     }
   }
 }
 
 void ReplicaSync::expect_catch_up(BoxId id, RankId owner) {
-  CatchUpReceive late{shards_.empty_record(id), empty_header(1), {}};
-  const std::uint64_t tag = tag_of(kLateRecordTag, id.index());
-  late.transfers = {transfers_.receive(late.record, owner, tag), transfers_.receive(late.header, owner, tag | 1)};
-  incoming(id).records.push_back(std::move(late));
+  CatchUpReceive expected{shards_.empty_record(id), empty_header(1), {}};
+  const std::uint64_t tag = tag_of(kCatchUpRecordTag, id.index());
+  expected.transfers = {transfers_.receive(expected.record, owner, tag),
+                        transfers_.receive(expected.header, owner, tag | 1)};
+  incoming(id).records.push_back(std::move(expected));
 }
 
 // The next one, which is here.
 void ReplicaSync::take_catch_up(BoxId id) {
-  const CatchUpReceive late = std::move(incoming(id).records.front());
+  const CatchUpReceive arrived = std::move(incoming(id).records.front());
   incoming(id).records.pop_front();
-  const Header header = read_header(late.header, 0);
-  const bool whole = digest_of_record(late.record) == header.record;
-  if (whole) shards_.set_gradient(id, late.record.to(at::kFloat));
+  const Header header = read_header(arrived.header, 0);
+  const bool whole = digest_of_record(arrived.record) == header.record;
+  if (whole) shards_.set_gradient(id, arrived.record.to(at::kFloat));
   if (machine_.record_awaited(id)) return perform_(machine_.record_arrived(id, header.state, whole));
-  perform_(machine_.late_record_arrived(id, header.state, whole, header.prompt));
+  perform_(machine_.catch_up_record_arrived(id, header.state, whole, header.prompt));
   shards_.set_gradient(id, {});  // if it was not for the state here
 }
 
 // Before the vote. What is waited for grows by as many versions as have a place at the holder, which looks after each
 // step: else both would wait for each other. Replicas share a lane, in which a record without a place keeps back those
-// of others; so it grows for all of them from the same version on. The last record of a replica that is close is waited
-// for in its own step, if the version has grown so far by then.
-void ReplicaSync::await_late_sends() {
+// of others; so it grows for all of them from the same version on. The last record of a replica that is nearly in sync
+// is waited for in its own step, if the version has grown so far by then.
+void ReplicaSync::await_catch_up_sends() {
   hear_answers();
-  send_records_behind();
+  send_catch_up_records();
   const bool states =
       !due_.empty() || std::ranges::any_of(under_way_, [](const Outgoing& replica) { return !replica.sends.empty(); });
   for (Outgoing& replica : under_way_) {
-    const std::int64_t latest = machine_.version() + 1 - (replica.close ? 0 : states ? kLateSteps : 1);
+    const std::int64_t latest = machine_.version() + 1 - (replica.nearly_in_sync ? 0 : states ? kLagSteps : 1);
     replica.awaited =
         std::max(replica.awaited, std::min(latest, replica.awaited + commit::StepMachine::kExpectedAhead));
-    for (auto& [version, transfers] : replica.late) {
+    for (auto& [version, transfers] : replica.catch_up) {
       if (version <= replica.awaited) transfers_.wait(transfers);
     }
   }

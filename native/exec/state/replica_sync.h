@@ -4,15 +4,14 @@
 // machine how it went. Private to exec/.
 //
 //   records of the step    a holder updates its replica with the owner's sum; the vote waits for them
-//   states                 to a rank that shall hold the box and has nothing of it, in bulk behind the steps
-//   records behind states  catch-up: of the steps since the state left, one by one behind it, until the replica is
-//                          nearly in sync and the vote waits for its records too
+//   states                 to a rank that shall hold the box and has nothing of it, in bulk beside the steps
+//   catch-up records       of the steps since the state left, one by one after it, until the replica is nearly in sync
+//                          and the vote waits for its records too
 //
 // A record travels with a header: per box, the tag of the owner's state that it belongs to, and its own digest. A state
 // travels with its tag. Records of the step of a run, which are neighbours with equal roles, share a message; records
-// of replicas that were sent a state travel box by box. What travels in bulk is looked at once after each step, and a
-// record that an owner sends so is at most kLateSteps steps late, or one if no state is on its way: else its vote
-// waits.
+// of syncing replicas travel box by box. What travels in bulk is looked at once after each step, and a record that an
+// owner sends so lags at most kLagSteps steps, or one if no state is on its way: else its vote waits.
 //
 //   begin_step -> send_states ... hear_answers -> wait_records -> wait_sends -> (votes, commit) -> take_states
 //     -> end_step
@@ -57,13 +56,13 @@ class ReplicaSync {
 
   void send_record(commit::BoxRange boxes, RankId holder);
   void expect_record(commit::BoxRange boxes, RankId owner);
-  // Behind the state that `holder` was sent: in bulk, or with the messages of the step.
+  // After the state that `holder` was sent: in bulk, or with the messages of the step.
   void send_catch_up(BoxId box, RankId holder, comm::Lane lane);
   void expect_catch_up(BoxId box, RankId owner);
   void send_state(BoxId box, RankId holder);
   void expect_state(BoxId box, RankId owner);
   // To the owner of a state that has come: the replica is nearly in sync; or it was of no use, and another is wanted.
-  void tell_close(BoxId box, RankId owner);
+  void report_nearly_in_sync(BoxId box, RankId owner);
   void ask_state(BoxId box, RankId owner);
   // Of the box nothing is awaited any more.
   void forget(BoxId box);
@@ -76,9 +75,9 @@ class ReplicaSync {
   void hear_answers();
   // Waits for the records, and states, that the next vote waits for.
   void wait_records();
-  // Waits until the records of the step are sent, and those behind states that are not to be later.
+  // Waits until the records of the step are sent, and the catch-up records that may lag no more.
   void wait_sends();
-  // Takes the states that have arrived, and the records behind them, but for those that the next vote waits for. After
+  // Takes the states that have arrived, and their catch-up records, but for those that the next vote waits for. After
   // the updates of a step; never blocks.
   void take_states();
   void end_step();
@@ -92,7 +91,7 @@ class ReplicaSync {
   // Since the roles were installed, at most at once: states that others were sent, and were still being sent; and, with
   // the records of the steps until they are here, states that come or have come.
   std::uint64_t sent_at_once() const { return sent_at_once_; }
-  std::uint64_t behind_peak() const { return behind_peak_; }
+  std::uint64_t sync_peak() const { return sync_peak_; }
 
  private:
   struct RecordReceive {  // of the step; at its first box
@@ -127,11 +126,11 @@ class ReplicaSync {
     std::size_t bytes = 0;
     at::Tensor answer;  // a word, of the holder
     comm::Transfer answered;
-    bool close = false;               // said the last answer
+    bool nearly_in_sync = false;      // said the last answer
     std::vector<CatchUpSend> unsent;  // of the step, until its own messages have been sent
-    // The records behind it that are under way, by the version that they lead to, until they were sent; votes have
+    // Its catch-up records that are under way, by the version that they lead to, until they were sent; votes have
     // waited for those up to `awaited`.
-    std::map<std::int64_t, std::vector<comm::Transfer>> late;
+    std::map<std::int64_t, std::vector<comm::Transfer>> catch_up;
     std::int64_t awaited = 0;
   };
 
@@ -147,10 +146,10 @@ class ReplicaSync {
   void take_state(BoxId box);
   void take_what_came(BoxId box);
   void take_catch_up(BoxId box);
-  void send_records_behind();
-  void await_late_sends();
+  void send_catch_up_records();
+  void await_catch_up_sends();
   void forget_all();
-  std::uint64_t behind_bytes() const;
+  std::uint64_t sync_bytes() const;
 
   commit::StepMachine& machine_;
   TensorTransfers& transfers_;
@@ -161,7 +160,7 @@ class ReplicaSync {
   std::deque<Outgoing> due_;
   std::list<Outgoing> under_way_;  // until they are asked for anew, or the roles change
   std::uint64_t copied_bytes_ = 0;
-  std::uint64_t sent_at_once_ = 0, behind_peak_ = 0;
+  std::uint64_t sent_at_once_ = 0, sync_peak_ = 0;
   // Of the step.
   std::vector<RecordReceive> records_;   // one for each box, used of those that are first
   std::map<BoxId, at::Tensor> headers_;  // of sums that are sent, by the first box

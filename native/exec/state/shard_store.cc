@@ -269,11 +269,11 @@ void ShardStore::abandon_transfers() {
 
 // --- Updates and parameters
 
-// Until copies that are behind have caught up, they need those of the steps since; a few numbers each.
+// Until syncing replicas are in sync, they need those of the steps since; a few numbers each.
 void ShardStore::set_hyper(const Hyper& hyper) {
-  const bool behind =
-      std::ranges::any_of(all_ids<BoxId>(size()), [this](BoxId box) { return machine_.is_behind(box); });
-  if (!behind) hypers_.clear();
+  const bool syncing =
+      std::ranges::any_of(all_ids<BoxId>(size()), [this](BoxId box) { return machine_.sync_under_way(box); });
+  if (!syncing) hypers_.clear();
   hypers_[machine_.version()] = hyper;
 }
 

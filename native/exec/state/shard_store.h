@@ -179,7 +179,7 @@ class ShardStore {
   Perform perform_;
   bool exact_;
   at::ScalarType record_type_;
-  std::map<std::int64_t, Hyper> hypers_;  // by the version that updates lead to: the newest, and what late records need
+  std::map<std::int64_t, Hyper> hypers_;  // by the version that updates lead to: the newest, and for catch-up records
   std::vector<Box> boxes_;
   std::map<RankId, std::size_t> owned_buckets_;
   // Of the step.

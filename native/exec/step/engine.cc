@@ -52,7 +52,7 @@ std::vector<BucketId> Engine::install(NextSpec& next, std::optional<std::int64_t
   prepare(next, {});
   auto [spec, memories] = next.take();
   const commit::Actions roles = machine_.install(transfers_.generation(), spec.world, roles_of(spec));
-  transfers_.drop();  // of copies that were on their way
+  transfers_.drop();  // of syncing replicas
   spec_ = std::move(spec);
   apply(roles, std::move(memories));
   if (restart_at) perform(machine_.restart(*restart_at));
@@ -156,15 +156,15 @@ Holdings Engine::holdings() const {
   for (const commit::Holding& each : machine_.holdings()) {
     found.boxes.push_back({each.box, each.state.digest, each.recorded});
   }
-  found.catching_up = machine_.catching_up();
-  found.far_behind = machine_.far_behind();
+  found.syncing = machine_.syncing();
+  found.lagging = machine_.lagging();
   found.stale_buckets = machine_.stale_buckets();
   found.pending = machine_.pending();
   found.votes = votes_;
   found.last_committed = last_committed_;
   found.copied_bytes = replica_sync_.copied_bytes();
   found.sent_at_once = replica_sync_.sent_at_once();
-  found.behind_peak = replica_sync_.behind_peak();
+  found.sync_peak = replica_sync_.sync_peak();
   return found;
 }
 
@@ -206,8 +206,8 @@ bool Engine::intact(BoxId box) const {
   return shards_.intact(box);
 }
 
-void Engine::replicate(const std::vector<CopyTask>& tasks) {
-  for (const CopyTask& task : tasks) {
+void Engine::replicate(const std::vector<ReplicaTransfer>& tasks) {
+  for (const ReplicaTransfer& task : tasks) {
     expect(task.box);
     if (task.target == spec_.rank) perform(machine_.expect_state(task.box));
     if (task.source == spec_.rank) perform(machine_.send_state(task.box, task.target));

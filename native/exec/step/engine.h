@@ -6,17 +6,17 @@
 //
 // Threads: one thread at a time calls an engine; `progress` may be read by any. The endpoint may be shared.
 //
-// After a failure of `step` (PeerLost, DeadlineExceeded, Aborted, CommError, CopyDiffers, ExecError): all transfers are
-// cancelled, the peers are told to leave the step too, activations and saved tensors are gone. Then either
+// After a failure of `step` (PeerLost, DeadlineExceeded, Aborted, CommError, ReplicaDiffers, ExecError): all transfers
+// are cancelled, the peers are told to leave the step too, activations and saved tensors are gone. Then either
 //   - the step was committed (every rank's vote was here): the rest of the rank's updates has been done all the same,
 //     and the version counts the step. Buckets whose working copy is not wholly there are stale; running a unit that
 //     reads one is an ExecError until `refresh`. An update that fails is an ExecError that names the box, whose state
-//     is gone then: it is half done, or not of this version. Its other copies are not touched.
+//     is gone then: it is half done, or not of this version. Its other replicas are not touched.
 //   - or this rank had voted (pending): sums, records and the votes that came are kept, so that the step can be
 //     finished with the votes of all (`finish`) or given up (`drop`; the next step does so too). Nothing that lasts has
 //     changed.
 //   - or it had not: nothing of the step is left, nothing that lasts has changed. The same step may be run again; but
-//     after CopyDiffers a copy is gone, and what was made from it is stale: it has to be sent first.
+//     after ReplicaDiffers a replica is gone, and what was made from it is stale: it has to be sent first.
 // What peers sent for a step that was given up is still on the links: advance the endpoint's generation before the next
 // step, so that it is dropped.
 #pragma once
@@ -115,15 +115,15 @@ struct Holdings {
   };
   std::int64_t version = 0;             // steps committed
   std::vector<Box> boxes;               // that have their state here
-  std::vector<BoxId> catching_up;       // this rank shall keep them, and does not vouch for them yet
-  std::vector<BoxId> far_behind;        // those of them for which it will not after the next step either
+  std::vector<BoxId> syncing;           // not in sync: this rank shall keep them, and does not vouch for them yet
+  std::vector<BoxId> lagging;           // those of them for which it will not after the next step either
   std::vector<BucketId> stale_buckets;  // whose working copy is not whole
   bool pending = false;                 // a step was left after this rank had voted
   Votes votes;  // of the step that was left last: the own one, if it was cast, and those that came
   std::optional<StepResult> last_committed;  // also when `step` threw after it committed (its timings end there)
-  std::uint64_t copied_bytes = 0;            // sent for copies so far: records, states, their headers
+  std::uint64_t copied_bytes = 0;            // sent for replicas so far: records, states, their headers
   std::uint64_t sent_at_once = 0;            // since `install`: bytes of states under way to others, at most
-  std::uint64_t behind_peak = 0;             // and of states that come, with their records; see replica_sync.h
+  std::uint64_t sync_peak = 0;               // and of states that come, with their records; see replica_sync.h
 };
 
 // Where a step stands.
@@ -137,7 +137,7 @@ struct Progress {
 };
 
 // A box's state goes from its owner to a rank that shall hold it.
-struct CopyTask {
+struct ReplicaTransfer {
   BoxId box;
   RankId source, target;
 };
@@ -159,7 +159,7 @@ class Engine {
   // or a program, that breaks a rule.
   void prepare(NextSpec& next, const Tensors& tensors);
   // Another plan, between steps, with no transfer of a step under way and no step pending: roles, groups, units,
-  // schedule. Copies on their way are given up. What stays as it was is left alone; a state without a role is dropped.
+  // schedule. Syncing replicas are given up. What stays as it was is left alone; a state without a role is dropped.
   // `next`: is prepared if it was not. `restart_at`: all state goes, to be loaded as it was after so many steps.
   // Returns the buckets whose working copy is stale or new. Throws ExecError, and nothing has changed, for a spec that
   // breaks a rule or was taken over before.
@@ -189,9 +189,9 @@ class Engine {
   void load(BoxId box, const at::Tensor& master, const std::vector<at::Tensor>& state);
   void load(const std::string& name, const at::Tensor& value);
   bool intact(BoxId box) const;  // whether a state still has the bytes that its last update wrote; reads all of it
-  // Copies for new holders: sent in bulk behind the coming steps, box by box, each as it is then; the holders take
+  // Replicas for new holders: sent in bulk beside the coming steps, box by box, each as it is then; the holders take
   // records from now on. Tasks of other ranks are left to them.
-  void replicate(const std::vector<CopyTask>& tasks);
+  void replicate(const std::vector<ReplicaTransfer>& tasks);
 
   Progress progress() const;
   // The safety rules of commits, and how often each was asked.
@@ -255,7 +255,7 @@ class Engine {
   void execute(const Step& step, bool train);
   ExactTotal wait_ready();
   void vote();
-  void check_copies(const commit::Actions& cast) const;
+  void check_replicas(const commit::Actions& cast) const;
   void all_gather_votes(const std::vector<std::uint64_t>& words, const std::map<RankId, std::size_t>& peers,
                         std::size_t channel);
   commit::Actions commit(const std::vector<Vote>& votes);

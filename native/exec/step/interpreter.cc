@@ -301,7 +301,7 @@ void Engine::vote() {
   mine.squares = wait_ready();
   if (options_.stop_wanted) mine.flags |= Vote::kStop;
   const commit::Actions cast = machine_.cast_vote();
-  check_copies(cast);
+  check_replicas(cast);
   const std::vector<RankId> peers = peers_in(cast);
   std::map<RankId, std::size_t> words_of;
   for (const RankId peer : peers) {
@@ -312,16 +312,16 @@ void Engine::vote() {
   commit(unpacked(votes_));
 }
 
-// Throws CopyDiffers if the machine would not vote with what this rank has found.
-void Engine::check_copies(const commit::Actions& cast) const {
+// Throws ReplicaDiffers if the machine would not vote with what this rank has found.
+void Engine::check_replicas(const commit::Actions& cast) const {
   std::string differing;
   for (const commit::Action& action : cast) {
     if (action.kind != commit::Action::Kind::kLeaveStep) continue;
     differing += (differing.empty() ? "" : ", ") + shards_.place(*action.box);
   }
   if (differing.empty()) return;
-  throw CopyDiffers("rank " + std::to_string(spec_.rank.value()) + ": copies of " + differing +
-                    " differ from their owners'");
+  throw ReplicaDiffers("rank " + std::to_string(spec_.rank.value()) + ": replicas of " + differing +
+                       " differ from their owners'");
 }
 
 // Throws InputsDiffer, on all ranks alike, if one has read other samples than the rank that fed them. `votes`: those of

@@ -25,11 +25,11 @@ void Engine::perform(const commit::Action& action) {
       return replica_sync_.send_record(boxes, peer);
     case Kind::kExpectRecord:
       return replica_sync_.expect_record(boxes, peer);
-    case Kind::kSendLateRecord:
+    case Kind::kSendCatchUpRecord:
       return replica_sync_.send_catch_up(box, peer, comm::Lane::kBulk);
     case Kind::kSendPromptRecord:
       return replica_sync_.send_catch_up(box, peer, comm::Lane::kStep);
-    case Kind::kExpectLateRecord:
+    case Kind::kExpectCatchUpRecord:
       return replica_sync_.expect_catch_up(box, peer);
     case Kind::kUpdate:
       return shards_.update(box, *action.version);
@@ -43,8 +43,8 @@ void Engine::perform(const commit::Action& action) {
       return replica_sync_.send_state(box, peer);
     case Kind::kExpectState:
       return replica_sync_.expect_state(box, peer);
-    case Kind::kTellClose:
-      return replica_sync_.tell_close(box, peer);
+    case Kind::kReportNearlyInSync:
+      return replica_sync_.report_nearly_in_sync(box, peer);
     case Kind::kAskState:
       return replica_sync_.ask_state(box, peer);
     case Kind::kDropState:

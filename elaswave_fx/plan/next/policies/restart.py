@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elaswave_fx.plan.make.planner import shape_name, sketch, uniform
+from elaswave_fx.plan.make.planner import lane_shapes, shape_name, uniform
 from elaswave_fx.plan.next.lane_candidates import Candidate
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.topology import Topology
@@ -24,4 +24,4 @@ def uniform_lanes(plan: Plan, topology: Topology) -> Iterator[Candidate]:
     count, work = len(topology.members), plan.workload
     for depth in range(1, min(count, len(work.units)) + 1):
         widths = uniform(min(count // depth, work.granules), depth)
-        yield Candidate(f"started anew: {shape_name(widths)}", sketch(topology.members, widths))
+        yield Candidate(f"started anew: {shape_name(widths)}", lane_shapes(topology.members, widths))

@@ -1,4 +1,4 @@
-"""A copy whose bytes change in memory is found, before it can do harm."""
+"""A replica whose bytes change in memory is found, before it can do harm."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def damage(training: Training) -> int:
     """Changes the first box that this rank holds a little; returns its owner."""
     worker = training._worker
     number, box = next((n, box) for n, box in numbered(worker.plan.boxes) if worker.rank in box.holders)
-    copy = worker.engine.native.read(number)
-    assert copy is not None
-    copy.master.add_(1e-3)
+    replica = worker.engine.native.read(number)
+    assert replica is not None
+    replica.master.add_(1e-3)
     return box.owner
 
 
@@ -47,7 +47,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_differs_is_synced_again(
+    undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = Training._take_step
 
     def step_and_damage(training: Training, what: do.TakeStep) -> Certificate:
@@ -58,7 +60,7 @@ def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, m
     monkeypatch.setattr(Training, "_take_step", step_and_damage)
     run = run_job(config(), tmp_path)
     assert run.code == 0
-    # The same ranks and tiles make the same bits: nothing that was computed with the wrong copy is left.
+    # The same ranks and tiles make the same bits: nothing that was computed with the wrong replica is left.
     assert run.losses == undisturbed.losses
     assert run.summary["params_digest"] == undisturbed.summary["params_digest"]
     assert [
@@ -69,7 +71,7 @@ def test_a_copy_that_differs_is_copied_again(undisturbed: Run, tmp_path: Path, m
 
 
 def damaged_before_its_owner_dies(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Rank 2 has a damaged copy of what rank 0 owns, and rank 0 dies before the next update would show it.
+    """Rank 2 has a damaged replica of what rank 0 owns, and rank 0 dies before the next update would show it.
 
     Rank 0 may enter the step while rank 2 still commits the one before, so it waits for the damage.
     """
@@ -82,17 +84,17 @@ def damaged_before_its_owner_dies(monkeypatch: pytest.MonkeyPatch, folder: Path)
                 assert damage(training) == 0
                 damaged.touch()
             if training._worker.rank == 0:
-                await_true(damaged.exists, "rank 2 has the damaged copy")
+                await_true(damaged.exists, "rank 2 has the damaged replica")
                 os.kill(os.getpid(), signal.SIGKILL)
         return step(training, what)
 
     monkeypatch.setattr(Training, "_take_step", step_and_damage)
 
 
-def test_a_damaged_copy_does_not_become_the_truth(
+def test_a_damaged_replica_does_not_become_the_truth(
     undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No right copy is left: the run goes back, as it may here, and says so."""
+    """No right replica is left: the run goes back, as it may here, and says so."""
     damaged_before_its_owner_dies(monkeypatch, tmp_path)
     run = run_job(config("recovery.allow_rollback=true"), tmp_path)
     assert run.code == 0
@@ -101,7 +103,7 @@ def test_a_damaged_copy_does_not_become_the_truth(
     assert [event["rolled_back_to"] for event in events(run, "agreed") if "rolled_back_to" in event] == [0]
 
 
-def test_another_copy_takes_the_place_of_a_damaged_one(
+def test_another_replica_takes_the_place_of_a_damaged_one(
     undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged_before_its_owner_dies(monkeypatch, tmp_path)

@@ -1,7 +1,7 @@
 """Candidate lanes: ranks in stages, before the cuts of units and the samples are known.
 
-Sketch(((m0, m1), (m2,)))             a lane of two stages, the first one two ranks wide
-SideBySide(members, (3, 2))           two lanes one rank wide, the first one three stages deep
+LaneShape(((m0, m1), (m2,)))  a lane of two stages, the first one two ranks wide
+SideBySide(members, (3, 2))   two lanes one rank wide, the first one three stages deep
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elaswave_fx.plan.work.topology import Link, Member
 
 
 @dataclass(frozen=True)
-class Sketch:
+class LaneShape:
     """A candidate lane: its members, stage by stage; `borders` of its units, None where they are still to be chosen."""
 
     stages: tuple[tuple[Member, ...], ...]
@@ -37,10 +37,10 @@ class Sketch:
         return tuple(sum(member.speed for member in stage) for stage in self.stages)
 
 
-Sketches = Sequence[Sketch]
+LaneShapes = Sequence[LaneShape]
 
 
-class SideBySide(Sequence[Sketch]):
+class SideBySide(Sequence[LaneShape]):
     """Lanes of these depths, one rank wide, whose early stages are early in `order`; built on access."""
 
     def __init__(self, order: Sequence[Member], depths: Sequence[int]) -> None:
@@ -50,24 +50,24 @@ class SideBySide(Sequence[Sketch]):
         return len(self.depths)
 
     @overload
-    def __getitem__(self, place: int) -> Sketch: ...
+    def __getitem__(self, place: int) -> LaneShape: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Sketch]: ...
-    def __getitem__(self, place: int | slice) -> Sketch | Sequence[Sketch]:
+    def __getitem__(self, place: slice) -> Sequence[LaneShape]: ...
+    def __getitem__(self, place: int | slice) -> LaneShape | Sequence[LaneShape]:
         return self._drawn[place]
 
     @cached_property
-    def _drawn(self) -> tuple[Sketch, ...]:
+    def _drawn(self) -> tuple[LaneShape, ...]:
         depths = self.depths
         places = sorted(((stage + 0.5) / depth, lane) for lane, depth in enumerate(depths) for stage in range(depth))
         lanes: list[list[Member]] = [[] for _ in depths]
         for member, (_, lane) in zip(self.order, places, strict=True):
             lanes[lane].append(member)
-        return tuple(Sketch(tuple((member,) for member in lane)) for lane in lanes)
+        return tuple(LaneShape(tuple((member,) for member in lane)) for lane in lanes)
 
 
-class Outline(NamedTuple):
-    """Inputs of bounds on sketches: their ranks, the least number of ranks that share a unit, the least number of
+class ShapeBounds(NamedTuple):
+    """Inputs of bounds on lane shapes: their ranks, the least number of ranks that share a unit, the least number of
     micro-batches, and the stages of the shallowest and deepest lane."""
 
     ranks: int
@@ -77,26 +77,26 @@ class Outline(NamedTuple):
     deepest: int
 
     @staticmethod
-    def of(sketches: Sketches | Outline) -> Outline:
-        """The outline of sketches, without building them."""
-        if isinstance(sketches, Outline):
-            return sketches
-        if isinstance(sketches, SideBySide):
-            depths, count = sketches.depths, len(sketches)
-            return Outline(sum(depths), count, count, min(depths), max(depths))
-        return Outline(
-            sum(len(stage) for sketch in sketches for stage in sketch.stages),
-            sum(min(len(stage) for stage in sketch.stages) for sketch in sketches),
-            sum(sketch.width for sketch in sketches),
-            min(len(sketch.stages) for sketch in sketches),
-            max(len(sketch.stages) for sketch in sketches),
+    def of(shapes: LaneShapes | ShapeBounds) -> ShapeBounds:
+        """The inputs of bounds on the shapes, without building them."""
+        if isinstance(shapes, ShapeBounds):
+            return shapes
+        if isinstance(shapes, SideBySide):
+            depths, count = shapes.depths, len(shapes)
+            return ShapeBounds(sum(depths), count, count, min(depths), max(depths))
+        return ShapeBounds(
+            sum(len(stage) for shape in shapes for stage in shape.stages),
+            sum(min(len(stage) for stage in shape.stages) for shape in shapes),
+            sum(shape.width for shape in shapes),
+            min(len(shape.stages) for shape in shapes),
+            max(len(shape.stages) for shape in shapes),
         )
 
 
 class Run(NamedTuple):
-    """`count` consecutive sketches that are alike; `sketch` is the first of them. `links` as in LaneKind."""
+    """`count` consecutive lane shapes that are alike; `shape` is the first of them. `links` as in LaneKind."""
 
-    sketch: Sketch
+    shape: LaneShape
     count: int
     links: tuple[Link, ...] = (Link(),)
 

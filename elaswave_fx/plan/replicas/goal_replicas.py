@@ -3,7 +3,7 @@
 In: a plan, its target layout, the replica holders of each box. Out: box -> ranks that need a replica. Replicas are made
 in waves, as there is room (`transition_memory.py`). Boxes without one are sent as parameters when the lanes are taken.
 
-    copies_for(goal, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
+    replicas_for(goal, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from elaswave_fx.plan.plan import Goal, Plan
-from elaswave_fx.plan.predict.transition_memory import Short, needed_without_copies, room_for_copies, without_room
+from elaswave_fx.plan.predict.transition_memory import Short, needed_without_replicas, room_for_replicas, without_room
 from elaswave_fx.plan.replicas.deal_boxes import with_readers
 from elaswave_fx.plan.work.box import Box, numbered
 from elaswave_fx.plan.work.cost import GRADIENT_BYTES
@@ -26,7 +26,7 @@ LEAST_FREE = 0.1
 ByBox = Mapping[int, tuple[Rank, ...]]
 
 
-def copies_for(goal: Goal, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBox:
+def replicas_for(goal: Goal, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBox:
     """Replicas that ranks need for `goal` while they compute as in `plan`; empty if none has to be made."""
     after = with_readers(plan.boxes, plan.workload, tiles_of(goal.lanes))
     found: defaultdict[int, list[Rank]] = defaultdict(list)
@@ -40,7 +40,7 @@ def copies_for(goal: Goal, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBo
     return {} if is_complete else {number: tuple(ranks) for number, ranks in found.items()}
 
 
-def copies_read_anew(before: Sequence[Box], after: Sequence[Box], have: Sequence[tuple[Rank, ...]]) -> ByBox:
+def replicas_read_anew(before: Sequence[Box], after: Sequence[Box], have: Sequence[tuple[Rank, ...]]) -> ByBox:
     """Replicas for new readers of boxes, which make the parameters from them."""
     found: dict[int, tuple[Rank, ...]] = {}
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -51,8 +51,8 @@ def copies_read_anew(before: Sequence[Box], after: Sequence[Box], have: Sequence
     return found
 
 
-def copies_per_stall(plan: Plan) -> float:
-    """Seconds to sync a state behind the steps of a plan, over seconds to transfer its parameters alone."""
+def sync_per_stall(plan: Plan) -> float:
+    """Seconds to sync a state beside the steps of a plan, over seconds to transfer its parameters alone."""
     work, predicted = plan.workload, plan.predicted
     free = 1.0 - predicted.exchange_s / predicted.step_s if predicted.step_s else 1.0
     states = (work.state_bytes_per_element - GRADIENT_BYTES) * sum(bucket.numel for bucket in work.buckets)
@@ -62,20 +62,20 @@ def copies_per_stall(plan: Plan) -> float:
 def goal_words(plan: Plan) -> Iterator[str]:
     """The target layout and the replicas for it, in words."""
     if plan.goal is not None:
-        behind = sum(len(box.catching_up) for _, box in numbered(plan.boxes))
+        syncing = sum(len(box.catching_up) for _, box in numbered(plan.boxes))
         yield (
-            f"the goal is another: {plan.goal.reason}, a step of {plan.goal.step_s * 1e3:.3g} ms, once {behind} copies "
-            "of boxes have caught up"
+            f"the goal is another: {plan.goal.reason}, a step of {plan.goal.step_s * 1e3:.3g} ms, once {syncing} "
+            "replicas of boxes are in sync"
         )
 
 
-def copy_without_room(goal: Goal, plan: Plan) -> Short | None:
+def replica_without_room(goal: Goal, plan: Plan) -> Short | None:
     """A replica of the target layout that never has room, for a plan whose replicas are in sync; None if all can be
     made, in one wave or more."""
-    missing = copies_for(goal, plan, [box.replica_ranks for box in plan.boxes])
+    missing = replicas_for(goal, plan, [box.replica_ranks for box in plan.boxes])
     boxes: list[Box] = []
     for number, box in numbered(plan.boxes):
-        behind = tuple(rank for rank in missing.get(number, ()) if rank not in box.replica_ranks)
-        boxes.append(replace(box, holders=(*box.holders, *behind), catching_up=behind))
-    room = room_for_copies(plan.topology, needed_without_copies(plan))
+        syncing = tuple(rank for rank in missing.get(number, ()) if rank not in box.replica_ranks)
+        boxes.append(replace(box, holders=(*box.holders, *syncing), catching_up=syncing))
+    room = room_for_replicas(plan.topology, needed_without_replicas(plan))
     return without_room(boxes, plan.workload, room)

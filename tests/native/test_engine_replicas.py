@@ -1,4 +1,4 @@
-"""Copies of boxes: holders stay equal to owners, take their place, catch up; a step that was left can be finished."""
+"""Replicas of boxes: holders stay equal to owners, take their place, sync; a step that was left can be finished."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from elaswave_fx import _native
-from elaswave_fx.errors import CommError, CopyDiffers, ExecError, PeerLost
+from elaswave_fx.errors import CommError, ExecError, PeerLost, ReplicaDiffers
 from elaswave_fx.plan.predict.transition_memory import EXPECTED_RECORDS
 from tests.native.ranks import Ranks
 from tests.native.tiny import (
@@ -104,9 +104,9 @@ def test_holders_stay_equal_to_owners(model: Model, started: Callable[..., Ranks
         assert intact
     for number, box in enumerate(boxes):
         digests = {results[rank][1][number][0] for rank in (box.owner, *box.holders)}
-        copies = [results[rank][1][number][1] for rank in (box.owner, *box.holders)]
+        replicas = [results[rank][1][number][1] for rank in (box.owner, *box.holders)]
         assert len(digests) == 1
-        assert all(torch.equal(one, other) for one, other in zip(*copies, strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(*replicas, strict=True))
         assert sum(number in result[1] for result in results) == 2
 
 
@@ -147,7 +147,7 @@ def test_what_somebody_looks_at_is_not_updated_in_place(model: Model, started: C
 def test_holders_that_read_a_bucket_make_their_parameters(
     model: Model, dtype: str, work_dtype: torch.dtype, started: Callable[..., Ranks]
 ) -> None:
-    """From their copies, to the same bits; what is sent more than without copies is less by what they are not sent."""
+    """From their replicas, to the same bits; what is sent more than without any is less by what they are not sent."""
     steps, numel, itemsize = 3, sum(size for size, _ in BUCKETS.values()), 4 if dtype == "float32" else 2
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
@@ -163,11 +163,11 @@ def test_holders_that_read_a_bucket_make_their_parameters(
         return sent, engine.holdings().copied_bytes, works(engine)
 
     results = started(2, body).results()
-    plain, copied = (sum(each) for each in zip(*(r[0] for r in results), strict=True))
+    plain, sent_bytes = (sum(each) for each in zip(*(r[0] for r in results), strict=True))
     records = sum(r[1] for r in results)
     headers = 48 * len(even_boxes(PAIR))
     assert records == steps * (itemsize * numel + headers)
-    assert copied - plain == records - steps * work_dtype.itemsize * numel
+    assert sent_bytes - plain == records - steps * work_dtype.itemsize * numel
     for name in BUCKETS:
         assert torch.equal(results[0][2][name], results[1][2][name])
 
@@ -196,7 +196,7 @@ def test_holders_that_get_the_whole_state(model: Model, started: Callable[..., R
         before = endpoint.bytes_sent
         taken = train(engine, PAIR[rank], 3)
         held = [number for number, box in enumerate(boxes) if box.owner != rank]
-        missing = engine.holdings().catching_up
+        missing = engine.holdings().syncing
         taken.append(take_step(engine, PAIR[rank], 3))
         return [r.loss for r in taken], missing == held, endpoint.bytes_sent - before
 
@@ -255,7 +255,7 @@ def test_an_owner_may_stand_outside_of_the_group(model: Model, started: Callable
         assert losses == pytest.approx(reference(4).losses, rel=1e-5)
 
 
-def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callable[..., Ranks]) -> None:
+def test_a_new_holder_syncs_beside_the_steps(model: Model, started: Callable[..., Ranks]) -> None:
     boxes = even_boxes(PAIR)
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
@@ -263,15 +263,15 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
         taken = train(engine, PAIR[rank], 1)
         engine.sync(TEST_TIMEOUT_S)
         install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
-        before = engine.holdings().catching_up
+        before = engine.holdings().syncing
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)])
         taken += [take_step(engine, PAIR[rank], step) for step in range(1, 11)]
-        caught = engine.holdings().catching_up
-        peaks = engine.holdings().behind_peak, engine.holdings().sent_at_once
+        synced = engine.holdings().syncing
+        peaks = engine.holdings().sync_peak, engine.holdings().sent_at_once
         sent = [sent_in(engine, endpoint, rank, 11, taken)]
         install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
         sent.append(sent_in(engine, endpoint, rank, 12, taken))
-        return [r.loss for r in taken], before, caught, sent, kept(engine), works(engine), peaks
+        return [r.loss for r in taken], before, synced, sent, kept(engine), works(engine), peaks
 
     def sent_in(engine: Any, endpoint: Any, rank: int, step: int, taken: list[Any]) -> int:
         engine.sync(TEST_TIMEOUT_S)
@@ -283,11 +283,11 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
     results = started(2, body).results()
     state_bytes = 8  # of an element: master and momentum
     owned = [sum(box.hi - box.lo for box in boxes if box.owner == rank) for rank in (0, 1)]
-    for rank, (losses, before, after, _, _, _, (behind, at_once)) in enumerate(results):
+    for rank, (losses, before, after, _, _, _, (peak, at_once)) in enumerate(results):
         assert losses == pytest.approx(reference(13).losses, rel=1e-4)
         assert len(before) == 3 and after == []
         comes = owned[1 - rank]
-        assert state_bytes * comes <= behind <= (state_bytes + 4 * EXPECTED_RECORDS) * comes
+        assert state_bytes * comes <= peak <= (state_bytes + 4 * EXPECTED_RECORDS) * comes
         assert 0 < at_once <= state_bytes * owned[rank]
     first, second = results
     assert {n: d for n, (d, _) in first[4].items()} == {n: d for n, (d, _) in second[4].items()}
@@ -298,10 +298,10 @@ def test_a_new_holder_catches_up_behind_the_steps(model: Model, started: Callabl
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_buffers_are_copied_behind_the_steps_and_their_copy_takes_over(
+def test_buffers_sync_beside_the_steps_and_their_replica_takes_over(
     model: Model, exact: bool, started: Callable[..., Ranks]
 ) -> None:
-    """As any box: rank 1 gets a copy, which catches up, is kept up to date by records, and becomes the truth."""
+    """As any box: rank 1 gets a replica, which syncs, is kept up to date by records, and becomes the truth."""
     changing = running_statistics()
     tilings: list[Tiling] = [
         {0: Tile((0, 3), granules(0, 3)), 1: Tile((0, 3), granules(3, 4))},
@@ -323,8 +323,8 @@ def test_buffers_are_copied_behind_the_steps_and_their_copy_takes_over(
         engine.replicate([(number, 0, 1)])
         for step in range(1, 12):
             take_step(engine, tilings[0][rank], step)
-        assert engine.holdings().catching_up == []
-        assert (engine.rules_consulted["copy_has_caught_up"] > 0) == (rank == 1)
+        assert engine.holdings().syncing == []
+        assert (engine.rules_consulted["replica_in_sync"] > 0) == (rank == 1)
         engine.sync(TEST_TIMEOUT_S)
         install(engine, spec(rank, 1, changing.box(1, 0)))
         for step in range(12, 14):
@@ -348,7 +348,7 @@ def granules(lo: int, hi: int) -> tuple[tuple[int, int], ...]:
 
 
 def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callable[..., Ranks]) -> None:
-    """Bulk that nobody receives is before it and the records behind it, for as many steps as these may be late."""
+    """Bulk that nobody receives is before it and its catch-up records, for as many steps as these may lag."""
     boxes, late, most = even_boxes(PAIR), 5, 500
 
     def all_agree(endpoint: Any, rank: int, mine: bool) -> bool:
@@ -365,13 +365,13 @@ def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callab
         blocking = endpoint.send(1 - rank, 99, before, bulk=True)
         engine.replicate([(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)])
         taken += [take_step(engine, PAIR[rank], step) for step in range(1, late)]
-        waiting = len(engine.holdings().catching_up)
+        waiting = len(engine.holdings().syncing)
         came = torch.empty_like(before)
         endpoint.wait([endpoint.recv(1 - rank, 99, came), blocking], TEST_TIMEOUT_S)
-        while not all_agree(endpoint, rank, not engine.holdings().catching_up) and len(taken) < most:
+        while not all_agree(endpoint, rank, not engine.holdings().syncing) and len(taken) < most:
             taken.append(take_step(engine, PAIR[rank], len(taken)))
             time.sleep(0.005)
-        return [r.loss for r in taken], waiting, engine.holdings().catching_up, kept(engine)
+        return [r.loss for r in taken], waiting, engine.holdings().syncing, kept(engine)
 
     results = started(2, body).results()
     for losses, waiting, after, _ in results:
@@ -382,7 +382,7 @@ def test_no_vote_waits_for_a_state_that_comes_late(model: Model, started: Callab
 
 
 @pytest.mark.parametrize("late", range(1, 4))
-def test_records_of_copies_that_begin_one_after_the_other_do_not_wait_for_each_others_votes(
+def test_records_of_replicas_that_begin_one_after_the_other_do_not_wait_for_each_others_votes(
     model: Model, late: int, started: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one's state is so large that the second's goes when it is out, and its records so large that none
@@ -406,13 +406,13 @@ def test_records_of_copies_that_begin_one_after_the_other_do_not_wait_for_each_o
             take_step(engine, PAIR[rank], step, deadline_s=10.0)
             time.sleep(0.01)
         endpoint.wait(held_up, TEST_TIMEOUT_S)
-        return engine.holdings().catching_up, {n: digest for n, (digest, _) in kept(engine).items() if n in given}
+        return engine.holdings().syncing, {n: digest for n, (digest, _) in kept(engine).items() if n in given}
 
     first, second = started(2, body).results()
     assert first == second and first[0] == [] and len(first[1]) == len(given)
 
 
-def test_copies_on_their_way_when_everybody_stops_are_forgotten(model: Model, started: Callable[..., Ranks]) -> None:
+def test_syncing_replicas_are_forgotten_when_everybody_stops(model: Model, started: Callable[..., Ranks]) -> None:
     """What of them was under way fails with the stop, and no later step does because of it."""
     boxes = even_boxes(PAIR)
     tasks = [(number, box.owner, 1 - box.owner) for number, box in enumerate(boxes)]
@@ -432,15 +432,13 @@ def test_copies_on_their_way_when_everybody_stops_are_forgotten(model: Model, st
         del blocking
         for step in range(3, 15):
             take_step(engine, PAIR[rank], step)
-        return engine.holdings().catching_up, {n: digest for n, (digest, _) in kept(engine).items()}
+        return engine.holdings().syncing, {n: digest for n, (digest, _) in kept(engine).items()}
 
     first, second = started(2, body).results()
     assert first == second and first[0] == [] and len(first[1]) == len(boxes)
 
 
-def test_a_vote_waits_for_records_that_would_be_late_by_too_many_steps(
-    model: Model, started: Callable[..., Ranks]
-) -> None:
+def test_a_vote_waits_for_records_that_would_lag_too_many_steps(model: Model, started: Callable[..., Ranks]) -> None:
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
         engine = make_engine(model, PAIR, rank, endpoint, boxes=even_boxes(PAIR))
         install(engine, make_spec(model, PAIR, rank, boxes=with_holders(PAIR)))
@@ -457,7 +455,7 @@ def test_a_vote_waits_for_records_that_would_be_late_by_too_many_steps(
     assert any("a wait passed its deadline; still awaited: send to rank" in words for _, words in results), results
 
 
-def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
+def test_a_replica_that_differs_is_dropped_before_the_vote(model: Model, started: Callable[..., Ranks]) -> None:
     boxes = with_holders(PAIR)
 
     def body(rank: int, endpoint: Any, _: Connection) -> Any:
@@ -465,17 +463,17 @@ def test_a_copy_that_differs_is_dropped_before_the_vote(model: Model, started: C
         train(engine, PAIR[rank], 1)
         if rank == 0:
             held = next(n for n, box in enumerate(boxes) if box.owner == 1)
-            copy = engine.read(held)
-            assert copy is not None
-            engine.load(held, copy.master + 1e-6, copy.state)
-        with pytest.raises((CopyDiffers, CommError)) as caught:
+            replica = engine.read(held)
+            assert replica is not None
+            engine.load(held, replica.master + 1e-6, replica.state)
+        with pytest.raises((ReplicaDiffers, CommError)) as caught:
             take_step(engine, PAIR[rank], 1)
         kind = type(caught.value).__name__
         return kind, engine.holdings().version, len(kept(engine)), stale(engine), str(caught.value)
 
     (first, second) = started(2, body).results()
-    assert first[:4] == ("CopyDiffers", 1, len(boxes) - 1, ["tied"])
-    assert "rank 0: copies of box 1 (bucket tied [18, 36)) differ from their owners'" in first[4]
+    assert first[:4] == ("ReplicaDiffers", 1, len(boxes) - 1, ["tied"])
+    assert "rank 0: replicas of box 1 (bucket tied [18, 36)) differ from their owners'" in first[4]
     assert second[:4] == ("Aborted", 1, len(boxes), [])
 
 
@@ -568,8 +566,8 @@ def test_a_step_that_is_finished_alone_leaves_stale_what_is_not_made_here(
 def test_after_a_death_a_working_copy_is_stale_unless_it_was_made_here(
     model: Model, supplied: bool, started: Callable[..., Ranks]
 ) -> None:
-    """Rank 1 dies when it has committed a step, before it sends parameters; rank 0 made them from its copies, but for a
-    bucket whose base it was sent under these roles."""
+    """Rank 1 dies when it has committed a step, before it sends parameters; rank 0 made them from its replicas, but for
+    a bucket whose base it was sent under these roles."""
     boxes, steps = with_holders(PAIR), 8
     number = next(n for n, box in enumerate(boxes) if box.owner == 1 and box.bucket == "tied")
 

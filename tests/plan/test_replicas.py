@@ -1,4 +1,4 @@
-"""Who keeps a copy of which box in the first plan, and what that takes in memory."""
+"""Who keeps a replica of which box in the first plan, and what that takes in memory."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import chain, even_lanes
 
 
-def planned(dp: int, pp: int, copies: int = 1, ranks_per_host: int = 2, units: int = 8) -> Plan:
+def planned(dp: int, pp: int, replicas: int = 1, ranks_per_host: int = 2, units: int = 8) -> Plan:
     topology = local_topology(dp * pp, ranks_per_host)
-    plan = plan_uniform(chain(units, 24), topology, dp, pp, copies)
+    plan = plan_uniform(chain(units, 24), topology, dp, pp, replicas)
     check_plan(plan)
     return plan
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(1, 3))
-def test_copies_lie_on_other_hosts_where_there_are_any(dp: int, pp: int, copies: int, ranks_per_host: int) -> None:
-    plan = planned(dp, pp, copies, ranks_per_host)
+def test_replicas_lie_on_other_hosts_where_there_are_any(dp: int, pp: int, replicas: int, ranks_per_host: int) -> None:
+    plan = planned(dp, pp, replicas, ranks_per_host)
     host = {m.rank: m.host for m in plan.topology.members}
     for box in plan.boxes:
         elsewhere = [r for r in plan.ranks if host[r] != host[box.owner]]
-        assert len(box.holders) == min(copies, len(plan.ranks) - 1)
-        assert sum(host[r] != host[box.owner] for r in box.holders) == min(copies, len(elsewhere))
+        assert len(box.holders) == min(replicas, len(plan.ranks) - 1)
+        assert sum(host[r] != host[box.owner] for r in box.holders) == min(replicas, len(elsewhere))
         assert not box.catching_up
 
 
@@ -78,15 +78,15 @@ def test_stages_with_equal_first_and_last_ranks_are_dealt_apart() -> None:
     assert {box.owner for box in boxes if box.bucket in (3, 4)} == {0, 3, 4}
 
 
-def test_losses_that_cost_the_state_are_those_of_all_copies() -> None:
-    plan = planned(3, 2, copies=2)
+def test_losses_that_cost_the_state_are_those_of_all_replicas() -> None:
+    plan = planned(3, 2, replicas=2)
     fatal = fatal_losses(plan.boxes)
     for size in range(1, 6):
         for lost in itertools.combinations(plan.ranks, size):
             is_lost = any(set(box.replica_ranks) <= set(lost) for box in plan.boxes)
             assert is_lost == any(set(least) <= set(lost) for least in fatal), lost
-    behind = tuple(replace(box, catching_up=box.holders) for box in plan.boxes)
-    assert fatal_losses(behind) == tuple((rank,) for rank in plan.ranks)
+    syncing = tuple(replace(box, catching_up=box.holders) for box in plan.boxes)
+    assert fatal_losses(syncing) == tuple((rank,) for rank in plan.ranks)
 
 
 @pytest.mark.parametrize(
@@ -110,26 +110,26 @@ def test_it_is_said_which_losses_cost_the_state(shape: tuple[int, int, int, int]
     assert fatal_words(planned(*shape), "it ends") == words
 
 
-def test_the_second_copy_lies_on_a_third_host() -> None:
+def test_the_second_replica_lies_on_a_third_host() -> None:
     host = {m.rank: m.host for m in local_topology(6).members}
-    for box in planned(3, 2, copies=2).boxes:
+    for box in planned(3, 2, replicas=2).boxes:
         assert len({host[r] for r in (box.owner, *box.holders)}) == 3
 
 
-def test_copies_count_in_memory_like_what_is_owned() -> None:
-    with_copies, without = planned(2, 2), planned(2, 2, copies=0)
-    state = with_copies.workload.state_bytes_per_element
-    for rank in with_copies.ranks:
-        held = sum(len(b.span) for b in with_copies.boxes if rank in b.holders)
-        more = with_copies.predicted.ranks[rank].memory_bytes - without.predicted.ranks[rank].memory_bytes
+def test_replicas_count_in_memory_like_what_is_owned() -> None:
+    with_replicas, without = planned(2, 2), planned(2, 2, replicas=0)
+    state = with_replicas.workload.state_bytes_per_element
+    for rank in with_replicas.ranks:
+        held = sum(len(b.span) for b in with_replicas.boxes if rank in b.holders)
+        more = with_replicas.predicted.ranks[rank].memory_bytes - without.predicted.ranks[rank].memory_bytes
         assert more == state * held > 0
-    records = sum(cost.copied_bytes for cost in with_copies.predicted.ranks.values())
-    assert records == 4 * sum(b.numel for b in with_copies.workload.buckets)
+    records = sum(cost.copied_bytes for cost in with_replicas.predicted.ranks.values())
+    assert records == 4 * sum(b.numel for b in with_replicas.workload.buckets)
     assert not any(cost.copied_bytes for cost in without.predicted.ranks.values())
 
 
-def test_a_refusal_counts_copies_and_names_them() -> None:
-    limit = max(c.memory_bytes for c in planned(2, 1, copies=0).predicted.ranks.values())
+def test_a_refusal_counts_replicas_and_names_them() -> None:
+    limit = max(c.memory_bytes for c in planned(2, 1, replicas=0).predicted.ranks.values())
     topology = local_topology(2, 1, limit)
     plan_uniform(chain(8, 24), topology, 2, 1, 0)
     lean = replace(planned(2, 1).workload, state_bytes_per_element=100)
@@ -160,8 +160,8 @@ def test_an_owner_that_does_not_read_the_bucket_takes_part_in_its_sum() -> None:
     assert plan.predicted.ranks[Rank(1)].gathered_bytes == 4 * (numel[0] + numel[1] + numel[4])
 
 
-def test_memory_per_parameter_counts_every_copy() -> None:
-    plan, alone = planned(2, 2), planned(2, 2, copies=0)
+def test_memory_per_parameter_counts_every_replica() -> None:
+    plan, alone = planned(2, 2), planned(2, 2, replicas=0)
     ours, bare = per_parameter(plan), per_parameter(alone)
     base = plan.workload.state_bytes_per_element - 4
     assert (ours["state"], ours["copies"], bare["copies"]) == (base, base, 0)
