@@ -16,8 +16,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+aten = torch.ops.aten
 
 _LOW = torch.bfloat16
+_OF_PRODUCTS = (
+    aten.tensordot.default, aten.inner.default, aten.chain_matmul.default, aten.linalg_multi_dot.default,
+    aten.linalg_matmul.default, aten.matrix_power.default, aten.linalg_matrix_power.default,
+)  # fmt: skip
+_IN_SINGLE = (aten.nll_loss_nd.default, aten.pad.default)
+_PADS_OF_FP32 = ("reflect", "replicate")
+"""Modes of padding that autocast has among the operators of fp32."""
 
 
 def run_under_autocast(model: nn.Module) -> None:
@@ -70,6 +80,27 @@ def decompositions_under_autocast(table: dict[Any, Callable[..., Any]]) -> dict[
     if not torch.is_autocast_enabled("cpu"):
         return table
     return {op: _cast_inside(decompose) for op, decompose in table.items()}
+
+
+def composites_under_autocast() -> dict[Any, Callable[..., Any]]:
+    """While autocast is on, operators that it does not know, made of others that it casts: eager code calls those, a
+    graph has the whole. Products meet bf16, and others the fp32 of their parts."""
+    if not torch.is_autocast_enabled("cpu"):
+        return {}
+    products = {op: functools.partial(_with, op, _LOW, torch.float32) for op in _OF_PRODUCTS}
+    return {**products, **{op: functools.partial(_with, op, torch.float32, _LOW) for op in _IN_SINGLE}}
+
+
+def _with(op: Any, dtype: torch.dtype, instead_of: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+    """The operator itself, after casts of its arguments; NotImplemented if there is nothing to cast."""
+    leaves, spec = tree_flatten((args, kwargs))
+    cast = [isinstance(leaf, torch.Tensor) and leaf.dtype == instead_of for leaf in leaves]
+    if not any(cast) or (op is torch.ops.aten.pad.default and (args[2:] or ("constant",))[0] not in _PADS_OF_FP32):
+        return NotImplemented
+    args, kwargs = tree_unflatten(
+        [leaf.to(dtype) if casts else leaf for leaf, casts in zip(leaves, cast, strict=True)], spec
+    )
+    return op(*args, **kwargs)
 
 
 def _cast_inside(decompose: Callable[..., Any]) -> Callable[..., Any]:

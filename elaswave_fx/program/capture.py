@@ -33,7 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
-from elaswave_fx.program.autocast import decompositions_under_autocast, traced_under_autocast
+from elaswave_fx.program.autocast import composites_under_autocast, decompositions_under_autocast, traced_under_autocast
 from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
 from elaswave_fx.program.check_against_eager import ModelFails, check_against_eager
 from elaswave_fx.program.eager_answers import eager_answers
@@ -199,6 +199,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
             **get_decompositions(_WRITTEN_OUT),
             torch.ops.aten.one_hot.default: _one_hot,
             **{op: functools.partial(_written_out_by_torch, op) for op in _OF_PRODUCTS},
+            **composites_under_autocast(),
         }
         return exported.run_decompositions(decompositions_under_autocast(table))
 

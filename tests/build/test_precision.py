@@ -66,6 +66,35 @@ class Classify(nn.Module):
         return F.cross_entropy(logits, y.flatten(), reduction="sum"), torch.ones_like(y).sum()
 
 
+class Likelihood(Classify):
+    """The loss of a cross entropy in two calls; autocast knows the second one by the operator inside of it alone."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        scores = F.log_softmax(self.head(self.features(x)), dim=-1)
+        each = F.nll_loss(scores, y, reduction="none")
+        return F.nll_loss(scores, y, reduction="sum") + 0.1 * each.sum(), torch.ones_like(y).sum()
+
+
+class OtherProducts(Classify):
+    """Matrix products by names that autocast does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH) for _ in range(2))
+
+    def features(self, x: Tensor) -> Tensor:
+        x = torch.linalg.multi_dot([x, self.left, self.right]) + torch.tensordot(x, self.left, 1)
+        return torch.inner(x.float(), self.right) + torch.linalg.matmul(x, torch.matrix_power(self.left, 2))
+
+
+class Mirrored(Classify):
+    """What reflection pads is in fp32 from there on."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.pad(self.body(x)[:, None], (2, 2), mode="reflect")
+        return F.pad(x, (1, 1), mode="replicate").unfold(-1, 7, 1).mean(-1).squeeze(1).cos()
+
+
 class Regression(nn.Module):
     """Targets near 1000, in which bf16 has steps of 4."""
 
@@ -235,6 +264,9 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch], i
     "attention": (Attention, tokens, 1),
     "tables": (Bags, tokens, 1),
     "on and off": (lambda: OnAndOff(nn.Linear(WIDTH, WIDTH)), points, 1),
+    "likelihood": (lambda: Likelihood(nn.Linear(WIDTH, WIDTH)), points, 1),
+    "other products": (OtherProducts, points, 1),
+    "mirrored": (lambda: Mirrored(nn.Linear(WIDTH, WIDTH)), points, 1),
     "einsum": (lambda: Einsum(nn.Linear(WIDTH, WIDTH)), points, 1),
     "scripted function": (ScriptedFunction, points, 1),
 }
