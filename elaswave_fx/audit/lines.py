@@ -17,6 +17,7 @@ from elaswave_fx.control.store.ledger import (
     sum_of_digests,
 )
 from elaswave_fx.devices.fingerprint import hash_of as hash_of_fingerprint
+from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.plan import Plan
 
 
@@ -77,11 +78,14 @@ def check_tiles(record: Record) -> Finding:
         if plan is None:
             missing.add(line.plan)
             continue
-        for tile in plan.tiles:
-            planned = [piece.edges for piece in tile.work]
-            if line.tiles.get(str(tile.rank), []) != planned:
+        try:
+            tiles = {tile.rank: [piece.edges for piece in tile.work] for tile in plan.tiles}
+        except PlanError as error:
+            return wrong("tiles", f"{_place(line)}: its plan is none ({error})")
+        for rank, planned in tiles.items():
+            if line.tiles.get(str(rank), []) != planned:
                 return wrong(
-                    "tiles", f"{_place(line)}: rank {tile.rank} consumed {line.tiles.get(str(tile.rank))}, "
+                    "tiles", f"{_place(line)}: rank {rank} consumed {line.tiles.get(str(rank))}, "
                     f"its tile is {planned}"
                 )  # fmt: skip
     if missing:

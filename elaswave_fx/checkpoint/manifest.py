@@ -169,12 +169,12 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
     for name, sha in contents.frozen.items():
         if then.frozen.get(name) != sha:
             raise ConfigError(f"resume={where}: parameter {name}, which is not trained, has other values; {same}")
-    for name, sha in contents.buffers.items():
-        if then.buffers.get(name, sha) != sha:
-            raise ConfigError(
-                f"resume={where}: buffer {name}, which training does not change, has other values; {same}, or "
-                "persistent=False takes new ones"
-            )
+    others = other_buffers(manifest, contents)
+    if others and config.exact:
+        raise ConfigError(
+            f"resume={where}: exact=true cannot go on from it, buffer {others[0]} has other values; {same}, or "
+            "persistent=False takes new ones"
+        )
     if (then.samples, then.data_digest) != (contents.samples, contents.data_digest):
         named = _differences(manifest.config, plain_config(config), _OF_SAMPLES)
         why = f" ({', '.join(named)})" if named else ", the keys of data being the same"
@@ -182,6 +182,13 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
             why += "; that run held out the last samples, evaluated or not: set eval.split=last and eval.every"
         counts = f"{contents.samples} to train on, {then.samples} in the checkpoint's run"
         raise ConfigError(f"resume={where}: the data has other samples ({counts}){why}")
+
+
+def other_buffers(manifest: Manifest, contents: Contents) -> tuple[str, ...]:
+    """Persistent buffers that training does not change, whose values are not those of the checkpoint's run: a
+    constructor made them anew."""
+    then = manifest.contents.buffers
+    return tuple(name for name, sha in contents.buffers.items() if then.get(name, sha) != sha)
 
 
 def changed_keys(manifest: Manifest, config: Config) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ _MOVED = {
 
 _NAMES_ELSEWHERE = {
     **_MOVED,
+    "rng": "lab.reshard_rng",
     **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "global_batch"),
     **dict.fromkeys(("micro_batch_size", "micro_batch", "gradient_accumulation_steps"), "parallel.micro_batch"),
     **dict.fromkeys(("learning_rate", "optimizer.learning_rate"), "optimizer.lr"),

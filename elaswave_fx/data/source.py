@@ -213,7 +213,7 @@ def _open(config: Config, tokenizer: Tokenizer | None, code: UserCode) -> Datase
             raise DataError(f"data.fields=[{','.join(data.fields)}]: names {name} more than once")
     if data.transform is None:
         return _untransformed(config, tokenizer, code)
-    transform = open_transform(data.transform)
+    transform = open_transform(data.transform, config.seed)
     if data.kind == "target" and not transform.draws and takes_argument(data.name, "transform"):
         return _user_dataset(config, {**data.spec, "transform": completed(data.transform)}, code)
     return _transformed(config, _untransformed(config, tokenizer, code), transform, code)

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from elaswave_fx.config.targets import instantiate, parameters_of
+from elaswave_fx.config.targets import import_target, instantiate, parameters_of
 from elaswave_fx.config.types import Options
 from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, as_tensor, rounded_notes
+from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.data.order import key_of
 from elaswave_fx.data.user_code import UserCode
 from elaswave_fx.errors import DataError
@@ -37,9 +38,11 @@ class Transform:
     evaluates: bool
 
 
-def open_transform(spec: Options) -> Transform:
-    """The transform that `spec` describes. Raises `ConfigError`."""
-    made = instantiate("data.transform", spec)
+def open_transform(spec: Options, seed: int) -> Transform:
+    """The transform that `spec` describes; what its constructor draws follows from `seed`. Raises `ConfigError`."""
+    import_target("data.transform", spec)
+    with seeded(seed):
+        made = instantiate("data.transform", spec)
     name = f"data.transform._target_={spec['_target_']}"
     if not callable(made):
         raise DataError(f"{name}: gives a {type(made).__name__}, which cannot be called with a sample")

@@ -1,6 +1,6 @@
 """Everything besides the program that decides the bits of a result, and the text for a difference.
 
-difference(device.fingerprint(), of_the_checkpoint)  ->  "mkl_cbwr is AUTO, and was AVX512,STRICT there"
+difference(device.fingerprint(), of_the_checkpoint)  ->  "mkl_cbwr is 0x2, and was 0x1000c there"
 """
 
 from __future__ import annotations

@@ -169,6 +169,8 @@ def _from_config(resolved: Resolved, model_type: str) -> nn.Module:
         return resolved.auto_class.from_config(config, attn_implementation=attention, dtype=torch.float32)
     except (ValueError, TypeError, AssertionError, ZeroDivisionError, ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
+        if "allocate memory" in reason:
+            raise
         raise ConfigError(f"model.config: does not suit {model_type}: {reason}") from error
 
 

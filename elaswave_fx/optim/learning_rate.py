@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elaswave_fx.config.schema import nearest
-from elaswave_fx.config.targets import instantiate
+from elaswave_fx.config.targets import import_target, instantiate
 from elaswave_fx.config.types import ScheduleConfig
+from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.optim.pure import check_schedule
 
@@ -85,7 +86,9 @@ def make_schedule(config: ScheduleConfig, total_steps: int) -> Schedule:
 
 
 def _user_schedule(config: ScheduleConfig, total_steps: int) -> UserSchedule:
-    function = instantiate("schedule", config.spec, offered={"total_steps": total_steps})
+    import_target("schedule", config.spec)
+    with seeded(0):  # every rank makes one
+        function = instantiate("schedule", config.spec, offered={"total_steps": total_steps})
     if not callable(function):
         raise ConfigError(
             f"schedule._target_={config.target}: gives a {type(function).__name__}, not a function of the step"

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from elaswave_fx.config.schema import nearest
-from elaswave_fx.config.targets import instantiate
+from elaswave_fx.config.targets import import_target, instantiate
 from elaswave_fx.config.types import OptimizerConfig
+from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.optim.pure import check_arguments_kept, check_hyper_values, check_traced, refuse_several_elements
 
@@ -123,7 +124,9 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
         raise ConfigError(f"optimizer={config.name}: is unknown; nearest valid: {best or 'adamw, sgd'}")
     # `weight_decay` is a key of every optimizer; a user's gets it if it is set and its constructor has the parameter.
     decay = {} if config.weight_decay is None else {"weight_decay": config.weight_decay}
-    optimizer = instantiate("optimizer", config.spec, offered=decay)
+    import_target("optimizer", config.spec)
+    with seeded(0):  # every rank makes one
+        optimizer = instantiate("optimizer", config.spec, offered=decay)
     missing = [name for name in ("init", "update", "hyper_values") if not callable(getattr(optimizer, name, None))]
     if missing:
         raise ConfigError(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_map_only
 
 from elaswave_fx.program.ir import Program, Role, calls, output_nodes, source_of
 from elaswave_fx.program.trial_values import perturbed
@@ -42,7 +43,9 @@ class BatchRun:
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.value)
         if self.double:
             args, kwargs = map_aggregate((args, kwargs), _widened)  # type: ignore[misc]
-        self.known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        found = node.target(*args, **kwargs)  # type: ignore[operator]
+        # Made without a dtype, as by arange(1.0, 9.0), a tensor is in single precision.
+        self.known[node] = tree_map_only(torch.Tensor, _in_double, found) if self.double else found
         return self.known[node]
 
     def value(self, node: fx.Node) -> Any:
@@ -61,6 +64,10 @@ class BatchRun:
         if source.role == Role.PARAM and self.program.params[source.name].trainable:
             tensor = self.trained[source.name] = tensor.detach().requires_grad_()
         return tensor
+
+
+def _in_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.dtype in _LOW_PRECISION else tensor
 
 
 def _widened(value: Any) -> Any:

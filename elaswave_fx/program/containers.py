@@ -10,7 +10,6 @@ Values are compared: replacing a list by an equal list is no change.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -296,11 +295,25 @@ def is_iterator(value: Any) -> bool:
 
 
 def set_aside(iterator: Any) -> Advanced:
-    """A copy of an iterator and of those that it reads from, as of a chain; or itself, where it cannot be copied."""
+    """A copy of an iterator and of those that it reads from, as of a chain, which give the same objects; or itself,
+    where it cannot be copied."""
     try:
-        return Advanced(copy.deepcopy(iterator), _text(iterator))
-    except (TypeError, RuntimeError):
+        return Advanced(_apart(iterator), _text(iterator))
+    except (TypeError, ValueError, AttributeError, RuntimeError):
         return Advanced(iterator, _text(iterator))
+
+
+def _apart(value: Any) -> Any:
+    """Iterators made anew, in tuples and lists too, by what they tell `pickle`."""
+    if is_iterator(value):
+        make, args, *state = value.__reduce__()
+        found = make(*map(_apart, args))
+        if state:
+            found.__setstate__(_apart(state[0]))
+        return found
+    if type(value) is tuple or (type(value) is list and any(map(is_iterator, value))):
+        return type(value)(map(_apart, value))
+    return value
 
 
 def _fresh(value: Any) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
 import os
 import random
 import threading
@@ -77,10 +76,18 @@ def _replacements() -> Iterator[tuple[Any, Any]]:
 
 
 def _entropy(urandom: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    """The largest bytes, which a rare branch sees too, and true ones in turns: a draw below a number that is no power
-    of two is repeated until it is small enough."""
-    extreme = itertools.cycle((True, False))
-    return lambda size: b"\xff" * size if _is_later() and next(extreme) else urandom(size)
+    """The largest bytes, which a rare branch sees too; and true ones for a draw of the same size right after: one below
+    a number that is no power of two is repeated until it is small enough."""
+    last: list[int] = []
+
+    def give(size: int) -> bytes:
+        if not _is_later():
+            return urandom(size)
+        is_repeated = last == [size]
+        last[:] = () if is_repeated else (size,)
+        return urandom(size) if is_repeated else b"\xff" * size
+
+    return give
 
 
 def _moved(clock: Callable[[], Any], by: int) -> Callable[[], Any]:

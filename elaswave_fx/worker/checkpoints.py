@@ -31,7 +31,14 @@ from elaswave_fx.checkpoint.layout import (
     owned_pieces,
     wanted_pieces,
 )
-from elaswave_fx.checkpoint.manifest import Contents, Manifest, check_model, plain_config, read_manifest
+from elaswave_fx.checkpoint.manifest import (
+    Contents,
+    Manifest,
+    check_model,
+    other_buffers,
+    plain_config,
+    read_manifest,
+)
 from elaswave_fx.checkpoint.start import Start, checkpoint_folder
 from elaswave_fx.config.types import Config
 from elaswave_fx.data import Dataset, Source
@@ -58,6 +65,7 @@ def contents_of(
     frozen = digests(frozen_parameters(artifact))
     tensors = logical_tensors(artifact, _state_tensors(optimizer))
     changed = {name.partition("/")[2]: name for name in tensors if not name.startswith("optimizer/")}
+    read = {binding[1] for unit in artifact.units for binding in unit.inputs if binding[0] == "buffer"}
     unchanged = [name for name in state_dict.values() if name not in changed]
     return Contents(
         program=key,
@@ -68,7 +76,7 @@ def contents_of(
         fingerprint=fingerprint,
         state_dict={key: changed.get(name, f"{UNCHANGED}{name}") for key, name in state_dict.items()},
         unchanged={f"{UNCHANGED}{name}": initial.described(name) for name in unchanged},
-        buffers=digests(name for name in unchanged if name not in frozen),
+        buffers=digests(name for name in unchanged if name in read),
     )
 
 
@@ -78,9 +86,15 @@ def check_start(start: Start, contents: Contents, config: Config) -> tuple[str, 
         return ()
     manifest = read_manifest(start.path)
     check_model(manifest, contents, config, start.path)
+    others = other_buffers(manifest, contents)
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    lines = (
+        (f"buffer {others[0]}{more}: the model's constructor makes other values than in that run",) if others else ()
+    )
     if manifest.contents.program == contents.program:
-        return ()
+        return lines
     return (
+        *lines,
         f"the program is {contents.program}, that of the checkpoint was {manifest.contents.program}: code or values "
         "of the model, its options or a version have changed since",
     )

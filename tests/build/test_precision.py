@@ -75,6 +75,14 @@ class Likelihood(Classify):
         return F.nll_loss(scores, y, reduction="sum") + 0.1 * each.sum(), torch.ones_like(y).sum()
 
 
+class Weighted(Classify):
+    """Weights that differ tenfold, whose rounding is no coupling of samples."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.head(self.features(x))
+        return F.cross_entropy(logits, y, torch.arange(1.0, 12.0, 2.5), reduction="sum"), torch.ones_like(y).sum()
+
+
 class OtherProducts(Classify):
     """Matrix products by names that autocast does not know."""
 
@@ -265,6 +273,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch], i
     "tables": (Bags, tokens, 1),
     "on and off": (lambda: OnAndOff(nn.Linear(WIDTH, WIDTH)), points, 1),
     "likelihood": (lambda: Likelihood(nn.Linear(WIDTH, WIDTH)), points, 1),
+    "class weights": (lambda: Weighted(nn.Linear(WIDTH, WIDTH)), points, 1),
     "other products": (OtherProducts, points, 1),
     "mirrored": (lambda: Mirrored(nn.Linear(WIDTH, WIDTH)), points, 1),
     "einsum": (lambda: Einsum(nn.Linear(WIDTH, WIDTH)), points, 1),

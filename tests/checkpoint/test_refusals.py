@@ -173,6 +173,8 @@ def test_checkpoints_of_an_earlier_run_are_not_written_over(tmp_path: Path) -> N
 
 def test_a_model_that_computes_something_else_is_told(tmp_path: Path) -> None:
     start = Start(step=5, path=make_checkpoint(tmp_path, 5))
+    (line,) = check_start(start, replace(CONTENTS, buffers={"a": "00", "b": "01"}), CONFIG)
+    assert line == "buffer b: the model's constructor makes other values than in that run"
     assert check_start(start, CONTENTS, CONFIG) == ()
     (line,) = check_start(start, replace(CONTENTS, program="xyz"), CONFIG)
     assert line.startswith("the program is xyz, that of the checkpoint was abc: code or values of the model")
@@ -197,8 +199,8 @@ OTHERS = [
         "parameter f, which is not trained, has other values; see init_from",
     ),
     (
-        replace(CONTENTS, buffers={"b": "01"}), (),
-        "buffer b, which training does not change, has other values; the model's constructor has to make the same, or "
+        replace(CONTENTS, buffers={"b": "01"}), ("exact=true",),
+        "exact=true cannot go on from it, buffer b has other values; the model's constructor has to make the same, or "
         "persistent=False takes new ones",
     ),
     (

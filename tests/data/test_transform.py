@@ -47,13 +47,15 @@ def test_draws_of_a_file_and_of_a_constructor_follow_the_seed(tmp_path: Path, mo
     )
     monkeypatch.syspath_prepend(tmp_path)
 
-    def image(seed: int) -> torch.Tensor:
-        sys.modules.pop("mixing_transform", None)
+    def image(seed: int, imported: bool = False) -> torch.Tensor:
+        if not imported:
+            sys.modules.pop("mixing_transform", None)
         words = ("data=digits", "data.transform._target_=mixing_transform.Mix", f"seed={seed}", "global_batch=16")
         return open_source(load_config([*words, "cache.enabled=false"])).dataset.sample(0)["image"]
 
     state = np.random.get_state()[1].tolist()
     assert torch.equal(image(1), image(1)) and not torch.equal(image(1), image(2))
+    assert torch.equal(image(2, imported=True), image(2, imported=True)), "as a joiner opens it twice"
     assert np.random.get_state()[1].tolist() == state, "the caller's generators are as they were"
 
 

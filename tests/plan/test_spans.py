@@ -56,6 +56,10 @@ def test_coverage_of_tiles(tiles: list[Edges], expected: Coverage) -> None:
     assert coverage(tiles, units=4, samples=8) == expected
 
 
+def test_what_is_no_rectangle_covers_nothing() -> None:
+    assert coverage([(4, 0, 0, 8), (0, 4, 6, 2)], units=4, samples=8) == Coverage(0, 0, 8)
+
+
 def test_coverage_agrees_with_counting_every_cell() -> None:
     draw = random.Random(5)
     for _ in range(200):

@@ -614,6 +614,22 @@ def test_capture_and_the_look_at_code_leave_attributes_as_they_were() -> None:
     assert model.held == {"calls": 0, "times": []} and not hasattr(model, "last_output")
 
 
+def test_an_iterator_that_is_put_back_gives_the_same_objects() -> None:
+    class Ring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items = [object(), object(), object()]
+            self.ring = itertools.cycle(self.items)
+            self.chained = itertools.chain(iter(self.items[:1]), map(id, self.items))
+
+    model = Ring()
+    first = next(model.ring)
+    with python_state_kept(model):
+        assert next(model.ring) is model.items[1] and next(model.chained) is model.items[0]
+    assert first is model.items[0] and next(model.ring) is model.items[1] and next(model.chained) is model.items[0]
+    assert next(model.chained) == id(model.items[0])
+
+
 def test_a_threshold_in_the_middle_of_capture_is_refused() -> None:
     with pytest.raises(CaptureError, match="changes held of the model"):
         capture(LateThreshold(599_999), (vectors(2, 1), vectors(3, 2)), granule=1)

@@ -198,8 +198,8 @@ def _with_clock(
 
 def _peak_bytes() -> int:
     """The largest resident set of this process since its device was set up, which resets it."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+    told = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(next(told).split()[1]) * 1024
 
 
 def _work(

@@ -91,8 +91,7 @@ class Payload:
 
     @staticmethod
     def unpack(data: bytes) -> Payload:
-        """Decode a payload; empty data gives zeros. Raises `ValueError` for a wrong length, or too many or wrong
-        spans."""
+        """Decode a payload; empty data gives zeros. Raises `ValueError` for a wrong length or wrong spans."""
         if not data:
             return Payload()
         wrong = fault_of_payload(data)

@@ -130,7 +130,9 @@ def coverage(work: Iterable[Edges], units: int, samples: int) -> Coverage:
     borders = sorted({0, samples, *(min(max(border, 0), samples) for edges in work for border in edges[2:])})
     total = Coverage()
     for lo, hi in itertools.pairwise(borders):
-        here = [Span(max(first, 0), max(last, 0)) for first, last, start, end in work if start <= lo and hi <= end]
+        here = [
+            Span(max(first, 0), max(first, last, 0)) for first, last, start, end in work if start <= lo and hi <= end
+        ]
         times = [count for _, count in times_covered(Span(0, units), here)]
         width, whole = hi - lo, min(times, default=0) > 0
         total += Coverage(width * whole, width * (max(times, default=0) > 1), width * (not whole))
