@@ -167,6 +167,7 @@ class ToyRank:
             do.Restore: lambda _: self._load(self.activation),
             do.SyncReplicas: self._send_replicas,
             do.EpochBegun: self._enter,
+            do.Finish: self._finish,
         }
 
     def _interrupt(self, reason: str) -> None:
@@ -253,6 +254,15 @@ class ToyRank:
                 self.missing.discard(box)
         if not self.missing:
             (self.folder / f"whole-{self.rank}-{self.activation.epoch}").touch()
+
+    def _finish(self, _: do.Finish) -> None:
+        """No rank ends before all have the last step: the end of one is the end of the job."""
+        others = [self.folder / f"finished-{rank}-{self.loop.epoch}" for rank in self.loop.members]
+        (self.folder / f"finished-{self.rank}-{self.loop.epoch}").touch()
+        while not all(other.exists() for other in others):
+            if self.aborted is not None:
+                raise StepFailed(None, self.aborted)
+            time.sleep(0.002)
 
     # --- Steps
 

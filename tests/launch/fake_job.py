@@ -146,8 +146,9 @@ def job(
     plan = toy_job.text_of(toy_planner.first_assignment(ranks, UNITS))
 
     def build() -> BuildResult:
-        for old in (*run_dir.glob("*.sock"), *run_dir.glob("base-*"), *run_dir.glob("whole-*")):
-            old.unlink()
+        for kind in ("*.sock", "base-*", "whole-*", "finished-*"):
+            for old in run_dir.glob(kind):
+                old.unlink()
         return BuildResult(plan=plan, units=UNITS, samples=SAMPLES, data=INPUTS, lines=("built it",))
 
     def worker(context: WorkerContext) -> Mapping[str, Any]:
