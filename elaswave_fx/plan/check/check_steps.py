@@ -87,6 +87,11 @@ class _Worker:
         """Of the tile, ascending."""
         return tuple(self.tile.units)
 
+    @cached_property
+    def held(self) -> frozenset[int]:
+        """The same, to ask for one."""
+        return frozenset(self.units)
+
     def before(self, unit: int) -> tuple[int, ...]:
         """The units of the tile that run before `unit`, which is one of them, in a forward pass."""
         return self.units[: bisect_left(self.units, unit)]
@@ -200,7 +205,7 @@ class _Run:
 
     def _receive(self, rank: Rank, worker: _Worker, post: _Piece) -> None:
         spec = self._work.values[post.value]
-        if not post.grad and any(u in worker.tile.units and (u, post.mb) in worker.forward for u in spec.consumers):
+        if not post.grad and any(u in worker.held and (u, post.mb) in worker.forward for u in spec.consumers):
             raise _Broken("the value was read already")
         worker.posts[post.value, post.mb, post.grad].append(post)
         if not post.grad:
@@ -245,7 +250,7 @@ class _Run:
     def _value_ready(self, worker: _Worker, value: int, mb: int) -> bool:
         """Whether a value can be read; raises _Broken if no rank will ever send it."""
         spec = self._work.values[value]
-        if spec.producer in worker.tile.units:
+        if spec.producer in worker.held:
             if (spec.producer, mb) not in worker.forward:
                 raise _Broken(f"value {spec.name} of micro-batch {mb} is read before unit {spec.producer} ran")
             return True
@@ -261,7 +266,7 @@ class _Run:
 
     def _gradient_ready(self, worker: _Worker, value: int, mb: int) -> bool:
         spec = self._work.values[value]
-        late = [u for u in spec.consumers if u in worker.tile.units and (u, mb) not in worker.backward]
+        late = [u for u in spec.consumers if u in worker.held and (u, mb) not in worker.backward]
         if late:
             raise _Broken(
                 f"the gradient of value {spec.name} of micro-batch {mb} leaves before unit {late[0]} has added to it"
@@ -270,7 +275,7 @@ class _Run:
 
     def _forward(self, worker: _Worker, unit: int, mb: int) -> bool:
         tile = worker.tile
-        if unit not in tile.units or not 0 <= mb < len(tile.micro_batches) or (unit, mb) in worker.forward:
+        if unit not in worker.held or not 0 <= mb < len(tile.micro_batches) or (unit, mb) in worker.forward:
             raise _Broken("each unit of the tile runs once for each micro-batch")
         if any((u, mb) not in worker.forward for u in worker.before(unit)[-1:]):
             raise _Broken("units run forward in ascending order")
@@ -326,7 +331,7 @@ class _Run:
         if opcode == "REDUCE":
             for unit in spec.users:
                 for mb in range(len(worker.tile.micro_batches)):
-                    if unit in worker.tile.units and (unit, mb) not in worker.summed:
+                    if unit in worker.held and (unit, mb) not in worker.summed:
                         raise _Broken(f"unit {unit} has yet to add micro-batch {mb} to that bucket")
             return
         owns = (rank, bucket) in self._owned
