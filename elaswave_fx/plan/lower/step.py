@@ -90,6 +90,7 @@ class _Lowering:
         self._plan = plan
         self._tile = plan.tile(rank)
         self._units = tuple(self._tile.units)
+        self._held = frozenset(self._units)
         self._values = plan.workload.values
         self._out: dict[int, list[Hop]] = defaultdict(list)
         self._in: dict[int, list[Hop]] = defaultdict(list)
@@ -101,7 +102,10 @@ class _Lowering:
 
     def _first_here(self, units: Sequence[int]) -> int | None:
         """The first of ascending units that lies in this tile."""
-        return next((unit for unit in units if unit in self._tile.units), None)
+        for unit in units:
+            if unit in self._held:
+                return unit
+        return None
 
     def program(self, instructions: Sequence[Instruction]) -> StepProgram:
         tile = self._tile
@@ -169,7 +173,11 @@ class _Lowering:
                 made_here[self._values[hop.value].producer].append(sent)
         instructions: list[Instruction] = []
         for unit in self._units:
-            instructions += (*passed_on.get(unit, ()), ("FORWARD", unit, mb), *made_here.get(unit, ()))
+            if unit in passed_on:
+                instructions += passed_on[unit]
+            instructions.append(("FORWARD", unit, mb))
+            if unit in made_here:
+                instructions += made_here[unit]
         return instructions
 
     def _backward(self, kind: str, mb: int, reduce: bool) -> list[Instruction]:
@@ -188,12 +196,15 @@ class _Lowering:
         for unit, buckets in sorted(self._buckets_of.items(), reverse=True) if reduce else ():
             after[min(unit, left)] += [("REDUCE", bucket) for bucket in buckets]
         instructions: list[Instruction] = []
+        name = _BACKWARD[kind]
         for unit in reversed(self._units):
-            instructions += ((_BACKWARD[kind], unit, mb), *after.get(unit, ()))
+            instructions.append((name, unit, mb))
+            if unit in after:
+                instructions += after[unit]
         return instructions
 
     def _passes_on(self, hop: Hop) -> bool:
-        return self._values[hop.value].producer not in self._tile.units
+        return self._values[hop.value].producer not in self._held
 
     def _first_consumer(self, value: int) -> int:
         """The first consumer of a value that this rank receives or passes on."""
