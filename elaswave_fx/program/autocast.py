@@ -21,11 +21,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 aten = torch.ops.aten
 
 _LOW = torch.bfloat16
-_OF_PRODUCTS = (
+_PRODUCTS = (
     aten.tensordot.default, aten.inner.default, aten.chain_matmul.default, aten.linalg_multi_dot.default,
     aten.linalg_matmul.default, aten.matrix_power.default, aten.linalg_matrix_power.default,
 )  # fmt: skip
-_IN_SINGLE = (aten.nll_loss_nd.default, aten.pad.default)
+_OF_FP32 = (aten.nll_loss_nd.default, aten.pad.default)
 _PADS_OF_FP32 = ("reflect", "replicate")
 """Modes of padding that autocast has among the operators of fp32."""
 
@@ -87,15 +87,16 @@ def composites_under_autocast() -> dict[Any, Callable[..., Any]]:
     graph has the whole. Products meet bf16, and others the fp32 of their parts."""
     if not torch.is_autocast_enabled("cpu"):
         return {}
-    products = {op: functools.partial(_with, op, _LOW, torch.float32) for op in _OF_PRODUCTS}
-    return {**products, **{op: functools.partial(_with, op, torch.float32, _LOW) for op in _IN_SINGLE}}
+    products = {op: functools.partial(_cast_before, op, _LOW, torch.float32) for op in _PRODUCTS}
+    return {**products, **{op: functools.partial(_cast_before, op, torch.float32, _LOW) for op in _OF_FP32}}
 
 
-def _with(op: Any, dtype: torch.dtype, instead_of: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+def _cast_before(op: Any, dtype: torch.dtype, instead_of: torch.dtype, *args: Any, **kwargs: Any) -> Any:
     """The operator itself, after casts of its arguments; NotImplemented if there is nothing to cast."""
     leaves, spec = tree_flatten((args, kwargs))
     cast = [isinstance(leaf, torch.Tensor) and leaf.dtype == instead_of for leaf in leaves]
-    if not any(cast) or (op is torch.ops.aten.pad.default and (args[2:] or ("constant",))[0] not in _PADS_OF_FP32):
+    mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
+    if not any(cast) or (op is aten.pad.default and mode not in _PADS_OF_FP32):
         return NotImplemented
     args, kwargs = tree_unflatten(
         [leaf.to(dtype) if casts else leaf for leaf, casts in zip(leaves, cast, strict=True)], spec

@@ -75,9 +75,10 @@ TRACE_ERRORS = (
 # Operators whose backward passes take sizes as plain numbers: decomposed, recurrent layers into one call per step.
 _WRITTEN_OUT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
                 torch.ops.aten.rnn_relu.input, torch.ops.aten.affine_grid_generator]  # fmt: skip
-_OF_PRODUCTS = (torch.ops.aten.einsum.default, torch.ops.aten.gru_cell.default, torch.ops.aten.lstm_cell.default,
-                torch.ops.aten.rnn_tanh_cell.default, torch.ops.aten.rnn_relu_cell.default)  # fmt: skip
-"""Composite operators that autocast does not know; it casts the products that torch decomposes them into."""
+_BY_TORCH = (torch.ops.aten.einsum.default, torch.ops.aten.gru_cell.default, torch.ops.aten.lstm_cell.default,
+             torch.ops.aten.rnn_tanh_cell.default, torch.ops.aten.rnn_relu_cell.default)  # fmt: skip
+"""Composite operators that are written out in any precision; autocast casts the products in them. What it does not know
+besides stays whole: `composites_under_autocast`."""
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers of tracebacks during tracing."""
 _HERE = os.path.dirname(__file__) + os.sep
@@ -198,7 +199,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
         table = {
             **get_decompositions(_WRITTEN_OUT),
             torch.ops.aten.one_hot.default: _one_hot,
-            **{op: functools.partial(_written_out_by_torch, op) for op in _OF_PRODUCTS},
+            **{op: functools.partial(_written_out_by_torch, op) for op in _BY_TORCH},
             **composites_under_autocast(),
         }
         return exported.run_decompositions(decompositions_under_autocast(table))
