@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,13 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(
     written.mkdir()
 
     def die_together() -> None:
-        """By the last one that has written its part: nobody is left to go back to the checkpoint before."""
+        """At the last one that has written its part. All are stopped first, so that none sees another die, which would
+        have it go back to the checkpoint before."""
         (written / str(os.getpid())).touch()
-        ranks = [int(path.name) for path in written.iterdir()]
-        for pid in sorted(ranks, key=lambda pid: pid == os.getpid()) if len(ranks) == 4 else ():
-            os.kill(pid, signal.SIGKILL)
+        ranks = [path.name for path in written.iterdir()]
+        if len(ranks) == 4:
+            together = " ".join(ranks)
+            subprocess.run(["sh", "-c", f"kill -STOP {together}; kill -KILL {together}"], check=True)
 
     with monkeypatch.context() as patched:
         spoil(patched, "step-8", die_together, ranks=(0, 1, 2, 3))
