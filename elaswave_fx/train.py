@@ -14,7 +14,7 @@ from elaswave_fx.config.compose import Job, run_hydra
 from elaswave_fx.entry import run_command
 
 if TYPE_CHECKING:
-    from elaswave_fx.config.types import Config
+    from elaswave_fx.config.keys import Config
     from elaswave_fx.launch.job import WorkerContext
 
 _PRELOAD = (

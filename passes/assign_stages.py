@@ -15,7 +15,7 @@ from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.replicas.deal_boxes import least_elements
+from elaswave_fx.plan.replicas.holders import least_elements
 from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Topology

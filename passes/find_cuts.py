@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from elaswave_fx.config.schema import constrained
+from elaswave_fx.config.validation import constrained
 from elaswave_fx.errors import PassError
 from elaswave_fx.passes.estimate_cost import value_bytes
 from elaswave_fx.program.dependence import Nature, natures

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from elaswave_fx.config.schema import hint, read
+from elaswave_fx.config.validation import hint, read
 from elaswave_fx.errors import ConfigError, PassError
 from elaswave_fx.passes.choose_kernels import ChooseKernels
 from elaswave_fx.passes.cut_units import CutUnits

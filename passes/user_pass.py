@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from elaswave_fx.config.schema import unreadable_fields
+from elaswave_fx.config.validation import unreadable_fields
 from elaswave_fx.errors import ConfigError, importing
 
 PLACES = ("after", "before")

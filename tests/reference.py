@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from elaswave_fx.config.types import OptimizerConfig
+from elaswave_fx.config.keys import OptimizerConfig
 from tests import philox_numpy
 
 # Draws that no captured model of the tests has; one that appears must not go by unkeyed.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from elaswave_fx.build.builder import build, make_model
 from elaswave_fx.config.compose import Job, load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.train import train

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from tests.recovery.harness import job_config
 
 SAMPLE_S, LATE_S = 0.02, 0.2

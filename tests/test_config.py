@@ -16,9 +16,7 @@ from omegaconf import OmegaConf
 
 from elaswave_fx.config.compose import compose, conf_dir, load_config, prepare_overrides
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.config.read import NOT_AVAILABLE_YET, read_config
-from elaswave_fx.config.schema import _NAMES_ELSEWHERE, keys_of_kind, nearest_key, show, with_keys_of_today
-from elaswave_fx.config.types import (
+from elaswave_fx.config.keys import (
     Config,
     DataConfig,
     EmulatedConfig,
@@ -29,6 +27,8 @@ from elaswave_fx.config.types import (
     PowerConfig,
     ScheduleConfig,
 )
+from elaswave_fx.config.read import NOT_AVAILABLE_YET, read_config
+from elaswave_fx.config.validation import _NAMES_ELSEWHERE, keys_of_kind, nearest_key, show, with_keys_of_today
 from elaswave_fx.errors import ConfigError
 
 RECIPES = sorted(path.stem for path in (conf_dir() / "recipe").glob("*.yaml"))

@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "program": {"_native"},  # the keyed operators are registered by it
     "plan": {"program"},
-    "passes": {"program", "plan", "config.schema"},  # options of passes are read as keys are
+    "passes": {"program", "plan", "config.validation"},  # options of passes are read as keys are
     # How processes start and what users see knows nothing of what is computed; workers report through both.
     "observe": {"plan.work.spans"},
     "pictures": {"observe", "plan"},
@@ -177,7 +177,7 @@ def test_every_layer_of_the_rule_exists() -> None:
         ("elaswave_fx.train", "from tools.bench import results", "tools are not in the wheel"),
         ("tools.sim.world", "from elaswave_fx.worker import loop", "imports elaswave_fx.worker.loop"),
         ("elaswave_fx.passes.lower", "from elaswave_fx.observe.metrics import Metrics", "imports elaswave_fx.observe"),
-        ("elaswave_fx.passes.lower", "from elaswave_fx.config.types import Config", "imports elaswave_fx.config.types"),
+        ("elaswave_fx.passes.lower", "from elaswave_fx.config.keys import Config", "imports elaswave_fx.config.keys"),
     ],
 )
 def test_the_rule_sees(module: str, source: str, expected: str) -> None:

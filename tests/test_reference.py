@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from elaswave_fx.config.types import OptimizerConfig
+from elaswave_fx.config.keys import OptimizerConfig
 from elaswave_fx.models.gpt import GPT
 from tests.reference import KeyedDraws, RandomOp, reference_run, relative_difference
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from elaswave_fx.audit.finding import Finding, holds, unchecked, wrong
 from elaswave_fx.audit.record import Line, Record, Summary, sum_of_keys
 from elaswave_fx.checkpoint.manifest import leaves, plain_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.program.artifact import Artifact
 

@@ -15,7 +15,7 @@ import torch
 
 from elaswave_fx.audit.record import Part
 from elaswave_fx.build.builder import build
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Source, open_source
 from elaswave_fx.errors import ElasWaveError
 from elaswave_fx.files import others_may_change

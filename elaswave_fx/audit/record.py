@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import msgspec
 
 from elaswave_fx.audit.finding import Finding, unchecked, wrong
-from elaswave_fx.config.schema import with_keys_of_today
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
+from elaswave_fx.config.validation import with_keys_of_today
 from elaswave_fx.errors import ConfigError, PlanError
 from elaswave_fx.plan.plan import Plan, plan_hash
 

@@ -23,7 +23,7 @@ from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest
 from elaswave_fx.checkpoint.start import checkpoint_folder
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.store.ledger import Payload, digests_of_buckets
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.fingerprint import difference

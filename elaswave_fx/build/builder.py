@@ -37,7 +37,7 @@ from elaswave_fx.checkpoint.folder import set_aside
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state, tensor_digest
 from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Source, check_evaluation, open_source
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.data.dataset import Dataset

@@ -21,7 +21,7 @@ from torch import nn
 from elaswave_fx.build.check_units import check_units
 from elaswave_fx.build.configured_passes import make_pipeline
 from elaswave_fx.build.unit_sequence import UnitSequence, measure_kinds
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.devices import make_device
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models.hf import HFAdapter

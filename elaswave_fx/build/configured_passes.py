@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from elaswave_fx.config.schema import read, refuse_unknown, show
-from elaswave_fx.config.types import PassesConfig
+from elaswave_fx.config.keys import PassesConfig
+from elaswave_fx.config.validation import read, refuse_unknown, show
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.passes.pipeline_text import read_text, write_pass
 from elaswave_fx.passes.user_pass import PLACES, load_pass_class

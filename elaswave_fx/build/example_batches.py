@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Source, load_batch
 
 Batch = dict[str, torch.Tensor]

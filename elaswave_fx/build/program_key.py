@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.build.configured_passes import user_pass_sources
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.passes import assign_stages
 from elaswave_fx.program import artifact as artifact_module
 from elaswave_fx.program.artifact import FORMAT

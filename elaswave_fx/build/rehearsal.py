@@ -23,7 +23,7 @@ import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import InitialState
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Source, load_batch
 from elaswave_fx.data.cached import digest
 from elaswave_fx.devices import make_device

@@ -23,8 +23,8 @@ import msgspec
 
 from elaswave_fx.checkpoint.folder import MANIFEST
 from elaswave_fx.checkpoint.layout import KeyPath, key_paths
-from elaswave_fx.config.schema import show, with_keys_of_today
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
+from elaswave_fx.config.validation import show, with_keys_of_today
 from elaswave_fx.devices.fingerprint import difference
 from elaswave_fx.errors import ConfigError, DamagedCheckpoint
 from elaswave_fx.files import file_digest

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from elaswave_fx.checkpoint.folder import MANIFEST, complete
 from elaswave_fx.checkpoint.manifest import changed_keys, check_files, check_samples, read_manifest
-from elaswave_fx.config.schema import nearest
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
+from elaswave_fx.config.validation import nearest
 from elaswave_fx.errors import ConfigError, DamagedCheckpoint
 
 

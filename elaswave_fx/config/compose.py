@@ -34,9 +34,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from elaswave_fx.config.keys import Config
 from elaswave_fx.config.read import read_config
-from elaswave_fx.config.schema import hint, nearest_key
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.validation import hint, nearest_key
 from elaswave_fx.entry import End, end_of, say
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.stop import SIGNALLED

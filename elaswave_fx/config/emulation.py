@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elaswave_fx.config.schema import show
+from elaswave_fx.config.validation import show
 from elaswave_fx.errors import ConfigError
 
 if TYPE_CHECKING:
-    from elaswave_fx.config.types import Config
+    from elaswave_fx.config.keys import Config
 
 UNDER_WAY_MOST = 1 << 30
 """Bytes on an emulated link: so much memory is set aside for each at most."""

@@ -14,9 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elaswave_fx.config import schema
-from elaswave_fx.config.schema import constrained, keys_of_kind, nearest, nearest_key, show
-from elaswave_fx.config.types import (
+from elaswave_fx.config import validation
+from elaswave_fx.config.keys import (
     LABELS,
     MOST,
     DataConfig,
@@ -26,6 +25,7 @@ from elaswave_fx.config.types import (
     ScheduleConfig,
     default_cache_dir,
 )
+from elaswave_fx.config.validation import constrained, keys_of_kind, nearest, nearest_key, show
 from elaswave_fx.errors import ConfigError
 
 TASKS = ("causal_lm", "masked_lm", "seq2seq_lm", "image_classification")
@@ -86,7 +86,7 @@ def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
     readers |= {"tokenizer": _tokenizer, "cache": _cache, "passes": _passes, "eval": _eval}
     for name, reader in readers.items():
         if name not in groups:
-            continue  # `schema.read` says so.
+            continue  # `validation.read` says so.
         node = groups[name]
         if not isinstance(node, Mapping):
             raise ConfigError(f"{name}={show(node)}: must be a group of keys, not a single value")
@@ -101,12 +101,12 @@ def _model(node: Mapping[str, Any]) -> dict[str, Any]:
     kind = _kind("model", "kind", node, (*OWN_MODELS, "hf", "target"))
     rest = {name: value for name, value in node.items() if name != "kind"}
     if kind == "hf":
-        options = schema.read(HfOptions, rest, "model")
+        options = validation.read(HfOptions, rest, "model")
         typed = {"task": options.task, "mask_token": options.mask_token}
         return {"kind": kind, "name": options.name or "", "options": options.config, **typed}
     if "config" in rest:
         raise ConfigError(f"model.config: is a key of model=hf only; nearest valid: model.KEY=VALUE of model={kind}")
-    options = schema.read(OWN_MODELS[kind], rest, "model")
+    options = validation.read(OWN_MODELS[kind], rest, "model")
     if isinstance(options, ResnetOptions) and not options.widths:
         raise ConfigError("model.widths=[]: must name at least one group, such as [16,32]")
     if isinstance(options, GptOptions) and options.width % options.heads:
@@ -133,7 +133,7 @@ def _data(node: Mapping[str, Any], place: str = "data") -> dict[str, Any]:
         _check_transform(kept.get("transform"), f"{place}.transform")
         return {**kept, "fields": node.get("fields") or (), "name": name, "options": options}
     kind = _kind(place, "kind", node, DATA_KINDS)
-    schema.refuse_unknown(node, keys_of_kind(DataConfig, kind), place)
+    validation.refuse_unknown(node, keys_of_kind(DataConfig, kind), place)
     _check_transform(node.get("transform"), f"{place}.transform")
     if kind in ("files", "memmap", "hf") and not node.get("paths"):
         raise ConfigError(
@@ -162,7 +162,7 @@ def _optimizer(node: Mapping[str, Any]) -> dict[str, Any]:
         target, options = _split_target("optimizer", node, typed=typed)
         kept = {name: node[name] for name in typed if name in node}
         return {**kept, "name": "target", "target": target, "options": options}
-    schema.refuse_unknown(node, keys_of_kind(OptimizerConfig, str(node.get("name"))), "optimizer")
+    validation.refuse_unknown(node, keys_of_kind(OptimizerConfig, str(node.get("name"))), "optimizer")
     return dict(node)
 
 
@@ -170,7 +170,7 @@ def _schedule(node: Mapping[str, Any]) -> dict[str, Any]:
     if _is_target("schedule", "name", node):
         target, options = _split_target("schedule", node, typed=("name",))
         return {"name": "target", "target": target, "options": options}
-    schema.refuse_unknown(node, keys_of_kind(ScheduleConfig, str(node.get("name"))), "schedule")
+    validation.refuse_unknown(node, keys_of_kind(ScheduleConfig, str(node.get("name"))), "schedule")
     return dict(node)
 
 
@@ -193,7 +193,7 @@ def _passes(node: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of the compiler itself, and groups of keys that are named after passes."""
     own = keys_of_kind(PassesConfig, "") - {"options"}
     options = {name: value for name, value in node.items() if isinstance(value, Mapping) and name not in own}
-    schema.refuse_unknown(node, {*own, *options}, "passes")
+    validation.refuse_unknown(node, {*own, *options}, "passes")
     return {**{name: node[name] for name in own if name in node}, "options": options}
 
 

@@ -9,11 +9,11 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from elaswave_fx.config.schema import show
+from elaswave_fx.config.validation import show
 from elaswave_fx.errors import ConfigError
 
 if TYPE_CHECKING:
-    from elaswave_fx.config.types import Config
+    from elaswave_fx.config.keys import Config
 
 
 def check_power(config: Config) -> None:

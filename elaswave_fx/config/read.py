@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elaswave_fx.config import schema
+from elaswave_fx.config import validation
 from elaswave_fx.config.emulation import check_emulation, check_links
 from elaswave_fx.config.faults import check_faults
 from elaswave_fx.config.groups import read_groups
+from elaswave_fx.config.keys import MOST_RANKS, Config, LaunchConfig
 from elaswave_fx.config.power import check_power
-from elaswave_fx.config.schema import nearest, show
-from elaswave_fx.config.types import MOST_RANKS, Config, LaunchConfig
+from elaswave_fx.config.validation import nearest, show
 from elaswave_fx.errors import ConfigError
 
 # These keys have only some of their values so far. The first one is the default.
@@ -36,7 +36,7 @@ def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
     asks and are not looked at. Raises `ConfigError`."""
     plain = _plain(composed)
     _check_recipe(plain.get("recipe"))
-    config = schema.read(Config, read_groups(plain), "", extra=(*extra, "recipe"))
+    config = validation.read(Config, read_groups(plain), "", extra=(*extra, "recipe"))
     _refuse_later(config)
     _check_shape(config)
     _check_exact(config)

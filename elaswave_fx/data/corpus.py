@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from elaswave_fx.config.schema import nearest, show
+from elaswave_fx.config.validation import nearest, show
 from elaswave_fx.data.file_kinds import refuse_no_text
 from elaswave_fx.errors import DataError
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from elaswave_fx.config.schema import hint, show
-from elaswave_fx.config.types import DataConfig
+from elaswave_fx.config.keys import DataConfig
+from elaswave_fx.config.validation import hint, show
 from elaswave_fx.data.binary_tables import has_rows, schema_of
 from elaswave_fx.data.cached import digest
 from elaswave_fx.data.columns import (

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elaswave_fx.config.types import Config, DataConfig
+from elaswave_fx.config.keys import Config, DataConfig
 from elaswave_fx.data.dataset import IGNORED, Batch, Dataset, Sample, WrappedDataset
 from elaswave_fx.data.hashing import Words
 from elaswave_fx.data.order import Indices

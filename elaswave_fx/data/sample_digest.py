@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.dataset import Arrays, Dataset

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elaswave_fx.config.keys import Config, DataConfig
 from elaswave_fx.config.targets import completed, import_target, instantiate, takes_argument
-from elaswave_fx.config.types import Config, DataConfig
 from elaswave_fx.data import hf
 from elaswave_fx.data.cached import cached_array, digest
 from elaswave_fx.data.corpus import file_documents, first_table, matching_files, stdlib_documents

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from elaswave_fx.config.schema import hint
+from elaswave_fx.config.validation import hint
 from elaswave_fx.data.corpus import fixed_part, matching_files
 from elaswave_fx.errors import DataError
 

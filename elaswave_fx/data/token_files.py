@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elaswave_fx.config.schema import show
+from elaswave_fx.config.validation import show
 from elaswave_fx.data.corpus import matching_files
 from elaswave_fx.data.file_kinds import LLM_C, LLM_C_TOKENS, NUMPY, TEXT, kind_of
 from elaswave_fx.data.token_width import refuse_other_width

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elaswave_fx.config.types import TokenizerConfig
+from elaswave_fx.config.keys import TokenizerConfig
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.errors import DataError
 

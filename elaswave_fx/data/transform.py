@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from elaswave_fx.config.keys import Options
 from elaswave_fx.config.targets import import_target, instantiate, parameters_of
-from elaswave_fx.config.types import Options
 from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, as_tensor, rounded_notes
 from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.data.order import key_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from elaswave_fx.config.schema import nearest
+from elaswave_fx.config.validation import nearest
 from elaswave_fx.devices.cpu import CpuDevice
 from elaswave_fx.devices.device import Device
 from elaswave_fx.devices.emulated import EmulatedDevice

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.config.types import PowerConfig
+from elaswave_fx.config.keys import PowerConfig
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.coordinator.plan_cache import Planning
 from elaswave_fx.control.job_folder import JobFolder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elaswave_fx.config.types import PowerConfig
+from elaswave_fx.config.keys import PowerConfig
 
 
 def put_clocks_back(run_dir: Path, power: PowerConfig | None, rank: int | None = None) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from elaswave_fx.config.keys import ModelConfig
 from elaswave_fx.config.targets import import_target, instantiate
-from elaswave_fx.config.types import ModelConfig
 from elaswave_fx.data.global_draws import seed_all
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.gpt import GPT

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from elaswave_fx.config.schema import nearest
-from elaswave_fx.config.types import ModelConfig
+from elaswave_fx.config.keys import ModelConfig
+from elaswave_fx.config.validation import nearest
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.sizes import DataSizes
 

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elaswave_fx.config.schema import nearest
+from elaswave_fx.config.keys import ScheduleConfig
 from elaswave_fx.config.targets import import_target, instantiate
-from elaswave_fx.config.types import ScheduleConfig
+from elaswave_fx.config.validation import nearest
 from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.optim.pure import check_schedule

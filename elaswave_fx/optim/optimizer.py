@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from elaswave_fx.config.schema import nearest
+from elaswave_fx.config.keys import OptimizerConfig
 from elaswave_fx.config.targets import import_target, instantiate
-from elaswave_fx.config.types import OptimizerConfig
+from elaswave_fx.config.validation import nearest
 from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.optim.pure import check_arguments_kept, check_hyper_values, check_traced, refuse_several_elements

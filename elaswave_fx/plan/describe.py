@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words
-from elaswave_fx.plan.replicas.deal_boxes import bucket_sharers, domain_words, fatal_domains, fatal_losses
 from elaswave_fx.plan.replicas.goal_replicas import goal_words
+from elaswave_fx.plan.replicas.holders import bucket_sharers, domain_words, fatal_domains, fatal_losses
 from elaswave_fx.plan.replicas.owners import UNEVEN, deviation, owned_elements
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Link, Rank, Topology

@@ -40,7 +40,7 @@ from elaswave_fx.checkpoint.manifest import (
     read_manifest,
 )
 from elaswave_fx.checkpoint.start import Start, checkpoint_folder
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Dataset, Source
 from elaswave_fx.data.order import Indices
 from elaswave_fx.errors import ConfigError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.devices.clocks import Targets, make_actuator
 from elaswave_fx.devices.clocks.rank_clock import RankClock
 from elaswave_fx.launch.job import WorkerContext

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.store.ledger import Payload
 from elaswave_fx.data import Source
 from elaswave_fx.data.sample_digest import SampleDigest

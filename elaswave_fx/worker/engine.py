@@ -20,7 +20,7 @@ import torch
 
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.initial_state import InitialState
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.devices.emulated import Kernels
 from elaswave_fx.optim.optimizer import Optimizer
 from elaswave_fx.plan.lower.engine_spec import UPDATE, EngineJob, EngineSpec, engine_spec

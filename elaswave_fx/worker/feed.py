@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Prefetcher, Source, load_ranges
 from elaswave_fx.data.dataset import Batch
 from elaswave_fx.plan.plan import Plan

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.agent.agent import Excluded, Go, Left
 from elaswave_fx.control.agent.fetch_files import fetch_files
 from elaswave_fx.control.agent.join_folder import join_folder

@@ -19,7 +19,7 @@ import torch  # noqa: F401 - the native module finds its libraries loaded
 from elaswave_fx import _native, errors
 from elaswave_fx.checkpoint.disk_work import DISK_S
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.protocol import do, rank_state
 from elaswave_fx.control.protocol.rank_state import Decision, Excluded, Go
 from elaswave_fx.control.protocol.training_loop import StepFailed, perform, training

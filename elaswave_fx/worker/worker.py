@@ -17,7 +17,7 @@ import torch
 from elaswave_fx import _native
 from elaswave_fx.checkpoint.disk_work import DiskWork
 from elaswave_fx.checkpoint.initial_state import InitialState
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.agent.agent import Agent, Progress
 from elaswave_fx.control.protocol.failure_detector import SILENT_FLOOR_S
 from elaswave_fx.control.protocol.member_info import MemberInfo

@@ -17,7 +17,7 @@ from elaswave_fx.build import rehearsal
 from elaswave_fx.build.builder import build_job
 from elaswave_fx.build.rehearsal import Rehearsal, sizes_of
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.models.losses import token_loss_sum
 

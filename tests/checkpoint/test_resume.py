@@ -17,7 +17,7 @@ import torch
 
 from elaswave_fx.checkpoint import saver
 from elaswave_fx.checkpoint.folder import complete
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.errors import ConfigError

@@ -16,7 +16,7 @@ from elaswave_fx.build.builder import make_model
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest, write_manifest
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import open_source
 from elaswave_fx.files import file_digest
 from tests.runs import Run, run_job, small_config

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import TokenizerConfig
+from elaswave_fx.config.keys import TokenizerConfig
 from elaswave_fx.data import BpeTokenizer, ByteTokenizer, open_data
 from elaswave_fx.data.corpus import file_documents, matching_files, stdlib_documents
 from elaswave_fx.data.token_files import open_token_files

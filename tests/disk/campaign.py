@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.store.ledger import standing
 from tests.recovery.harness import Finished, Job
 from tests.runs import small_config

@@ -15,7 +15,7 @@ import torch
 
 from elaswave_fx.build.builder import build, make_model, options_of
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.passes.assign_stages import make_workload

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data.order import SampleOrder
 from elaswave_fx.data.sample_digest import _spread
 from tests.e2e.points import COUNT, OTHER_POINT, Points

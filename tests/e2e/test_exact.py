@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.mkl import branch
 from elaswave_fx.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.optim.optimizer import GROUPS
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import Box

@@ -21,7 +21,7 @@ import elaswave_fx
 from elaswave_fx.audit.finding import Verdict
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.tcp import listen, port_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
 from tests.recovery.harness import Finished, Job, finish
 from tests.waiting import await_true

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from elaswave_fx.config.compose import Job
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.protocol import probation, speed_meter
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.plan.plan import Plan

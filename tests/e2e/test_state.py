@@ -8,7 +8,7 @@ import pytest
 
 from elaswave_fx.build.builder import build, plan_of
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.errors import ConfigError
 from tests.reference import relative_difference
 from tests.runs import reference, run_job

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elaswave_fx.build.builder import build_job, make_model, options_of
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.launch.job import JobSpec
 from elaswave_fx.launch.local import launch

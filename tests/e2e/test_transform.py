@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from tests.recovery.harness import Finished, finish, job_config
 from tests.runs import reference
 

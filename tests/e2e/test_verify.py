@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from elaswave_fx import verify
 from elaswave_fx.audit.finding import Finding, Verdict
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.types import Certificate
 from elaswave_fx.control.store.ledger import CHAIN_START, linked

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 import elaswave_fx
-from elaswave_fx.config.types import CacheConfig
+from elaswave_fx.config.keys import CacheConfig
 from elaswave_fx.control.coordinator.job_file import JobFile
 from elaswave_fx.control.stream import Hello
 from elaswave_fx.errors import ConfigError

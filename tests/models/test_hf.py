@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from elaswave_fx.config.types import ModelConfig
+from elaswave_fx.config.keys import ModelConfig
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models import build_model, check_output
 from elaswave_fx.models.hf_causal import check_causal

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from elaswave_fx.config.types import ModelConfig
+from elaswave_fx.config.keys import ModelConfig
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models import build_model, check_output
 from elaswave_fx.models.gpt import GPT

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from elaswave_fx.config.types import ScheduleConfig
+from elaswave_fx.config.keys import ScheduleConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.optim.learning_rate import make_schedule
 

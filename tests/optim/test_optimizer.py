@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from elaswave_fx.config.types import OptimizerConfig
+from elaswave_fx.config.keys import OptimizerConfig
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.optim.optimizer import (
     SGD,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elaswave_fx.config.types import ModelConfig
+from elaswave_fx.config.keys import ModelConfig
 from elaswave_fx.models.build import build_model
 from elaswave_fx.passes.evaluate import evaluation_agrees
 from tests.marks import slow

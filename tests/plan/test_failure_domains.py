@@ -13,7 +13,7 @@ from elaswave_fx.plan.describe import fatal_words
 from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.replicas.deal_boxes import failure_domains, fatal_domains
+from elaswave_fx.plan.replicas.holders import failure_domains, fatal_domains
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Member, Rank, Topology, emulated_host, host_named, local_topology
 from tests.plan.samples import chain

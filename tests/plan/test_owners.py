@@ -10,7 +10,7 @@ from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import plan_lanes
 from elaswave_fx.plan.next.replan import replan, wants_move
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.replicas.deal_boxes import ReplicaSources, bucket_sharers, reassign_boxes
+from elaswave_fx.plan.replicas.holders import ReplicaSources, bucket_sharers, reassign_boxes
 from elaswave_fx.plan.replicas.owners import UNEVEN, largest_deviation
 from elaswave_fx.plan.work.box import Box, numbered
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload

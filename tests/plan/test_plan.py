@@ -17,7 +17,7 @@ from elaswave_fx.plan.describe import describe
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_lanes, plan_uniform
 from elaswave_fx.plan.plan import Plan, plan_hash
-from elaswave_fx.plan.replicas.deal_boxes import kept_elements
+from elaswave_fx.plan.replicas.holders import kept_elements
 from elaswave_fx.plan.work.cost import Bucket, UnitCost, Value, Workload
 from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.spans import Runs

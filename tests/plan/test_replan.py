@@ -20,7 +20,7 @@ from elaswave_fx.plan.next.lane_candidates import lane_candidates
 from elaswave_fx.plan.next.lane_search import FEW_RANKS
 from elaswave_fx.plan.next.replan import replan, wants_move
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.replicas.deal_boxes import bucket_sharers
+from elaswave_fx.plan.replicas.holders import bucket_sharers
 from elaswave_fx.plan.work.box import Box, numbered
 from elaswave_fx.plan.work.cost import Workload
 from elaswave_fx.plan.work.spans import Span

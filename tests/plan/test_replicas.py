@@ -18,7 +18,7 @@ from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.memory import per_parameter
-from elaswave_fx.plan.replicas.deal_boxes import (
+from elaswave_fx.plan.replicas.holders import (
     ALIGNMENT,
     BOXES,
     cut_bucket,

@@ -13,7 +13,7 @@ from elaswave_fx.plan.make.planner import plan_uniform
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Handover, ReplicaTransfer, Transition
-from elaswave_fx.plan.replicas.deal_boxes import with_readers
+from elaswave_fx.plan.replicas.holders import with_readers
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import split_micro_batches, tiles_of
 from elaswave_fx.plan.work.topology import Epoch, local_topology

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 import psutil
 
 from elaswave_fx.config.compose import Job as TrainJob
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.train import train
 from tests.runs import Run, small_config

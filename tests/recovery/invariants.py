@@ -16,7 +16,7 @@ from elaswave_fx.audit.compare import compare
 from elaswave_fx.audit.finding import Verdict
 from elaswave_fx.audit.lines import check_files
 from elaswave_fx.audit.record import read_record
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.coordinator.plan_cache import Planner, skipped_by_plan
 from elaswave_fx.control.store.ledger import covers_once, standing
 from elaswave_fx.verify import Wanted, verify

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from tests.recovery.harness import Finished, finish
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.agent.agent import Agent
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.worker import worker

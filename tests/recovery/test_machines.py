@@ -14,7 +14,7 @@ import pytest
 
 from elaswave_fx.control.coordinator.job_file import TOKEN, JobFile
 from elaswave_fx.plan.plan import Plan
-from elaswave_fx.plan.replicas.deal_boxes import fatal_domains
+from elaswave_fx.plan.replicas.holders import fatal_domains
 from tests.e2e.test_joins import MISSING, ROOT, assert_same_bits, config_of
 from tests.recovery.harness import Finished, Job, finish
 from tests.recovery.test_network import _at_rest

@@ -12,7 +12,7 @@ import pytest
 
 from elaswave_fx.build.builder import build
 from elaswave_fx.checkpoint.folder import mark
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.protocol.messages import Welcome

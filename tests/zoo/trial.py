@@ -15,7 +15,7 @@ from elaswave_fx import _native
 from elaswave_fx.build.builder import build, make_model, update_program
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.passes.assign_stages import AssignStages

@@ -24,7 +24,7 @@ from typing import Any
 
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.pictures.drawing import pyplot

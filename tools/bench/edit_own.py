@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from elaswave_fx import _native
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.control.protocol import do
 from elaswave_fx.control.protocol.training_loop import StepFailed, begin, perform, recover
 from elaswave_fx.devices import make_device

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.models.gpt import GPT
 
 LINK_GBIT_S = 10.0

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.devices import make_device
 from elaswave_fx.launch.job import WorkerContext
 from elaswave_fx.models.losses import IGNORED_LABEL

@@ -26,7 +26,7 @@ import torch
 
 import elaswave_fx.build.builder  # noqa: F401 - once, and not in every child
 from elaswave_fx.config.compose import Job
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.devices import make_device
 from elaswave_fx.launch.channel import Channel
 from elaswave_fx.launch.job import WorkerContext

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from elaswave_fx.config.types import Config
+from elaswave_fx.config.keys import Config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.job import WorkerContext
 from tools.bench.gpt_job import GptJob

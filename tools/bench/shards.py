@@ -22,7 +22,7 @@ from elaswave_fx.plan.next.replan import Replicas, replan
 from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
-from elaswave_fx.plan.replicas.deal_boxes import choose_holders
+from elaswave_fx.plan.replicas.holders import choose_holders
 from elaswave_fx.plan.work.box import Box, numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tools.bench.planner import SAMPLES_A_STAGE, chain

@@ -26,7 +26,7 @@ from elaswave_fx.plan.order.schedule import (
 from elaswave_fx.plan.order.split_schedule import Room, split_schedules
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.lane_times import LaneTimes, fits, plan_work
-from elaswave_fx.plan.replicas.deal_boxes import kept_elements
+from elaswave_fx.plan.replicas.holders import kept_elements
 from elaswave_fx.plan.work.topology import Link, Rank
 
 BEFORE, COUNTED = 3, 4

@@ -11,9 +11,7 @@ from typing import Any
 
 from elaswave_fx.config import groups
 from elaswave_fx.config.faults import KINDS, PHASES, Fault
-from elaswave_fx.config.read import NOT_AVAILABLE_YET
-from elaswave_fx.config.schema import Rule, show
-from elaswave_fx.config.types import (
+from elaswave_fx.config.keys import (
     LEAST,
     MOST,
     MOST_BYTES,
@@ -25,6 +23,8 @@ from elaswave_fx.config.types import (
     ScheduleConfig,
     TokenizerConfig,
 )
+from elaswave_fx.config.read import NOT_AVAILABLE_YET
+from elaswave_fx.config.validation import Rule, show
 from elaswave_fx.passes.pipeline import BUILT_IN
 from tools.docs.comments import Key, read_keys
 from tools.docs.markdown import ROOT, code, field_docs, first_paragraph, page_of, prose, table, wrapped

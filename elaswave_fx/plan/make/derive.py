@@ -17,7 +17,7 @@ from elaswave_fx.plan.order.schedule import Action, levels
 from elaswave_fx.plan.plan import Plan, Predicted, RankCost
 from elaswave_fx.plan.predict.lane_times import LaneRun, LaneTimes
 from elaswave_fx.plan.predict.memory import UnitSums
-from elaswave_fx.plan.replicas.deal_boxes import choose_holders, deal_boxes, kept_elements
+from elaswave_fx.plan.replicas.holders import choose_holders, deal_boxes, kept_elements
 from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.cost import GRADIENT_BYTES, Workload
 from elaswave_fx.plan.work.spans import Span, consecutive

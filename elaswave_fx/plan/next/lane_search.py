@@ -36,8 +36,8 @@ from elaswave_fx.plan.predict.transition_memory import (
     without_replicas,
     without_room,
 )
-from elaswave_fx.plan.replicas.deal_boxes import ReplicaSources, bucket_sharers, reassign_boxes, with_readers
 from elaswave_fx.plan.replicas.goal_replicas import replicas_for, replicas_read_anew
+from elaswave_fx.plan.replicas.holders import ReplicaSources, bucket_sharers, reassign_boxes, with_readers
 from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane, tiles_of

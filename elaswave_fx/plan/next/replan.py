@@ -22,14 +22,14 @@ from elaswave_fx.plan.next.objective import PAUSE_S, OnTheWay
 from elaswave_fx.plan.next.policies import POLICIES, candidates, next_workload
 from elaswave_fx.plan.plan import Goal, Plan, Predicted
 from elaswave_fx.plan.predict.frequency import clock_words
-from elaswave_fx.plan.replicas.deal_boxes import (
+from elaswave_fx.plan.replicas.goal_replicas import goal_words, sync_per_stall
+from elaswave_fx.plan.replicas.holders import (
     ReplicaSources,
     bucket_sharers,
     domain_words,
     fatal_domains,
     reassign_boxes,
 )
-from elaswave_fx.plan.replicas.goal_replicas import goal_words, sync_per_stall
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Epoch, Host, Member, Rank, Topology, local_topology

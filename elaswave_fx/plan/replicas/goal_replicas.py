@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from elaswave_fx.plan.plan import Goal, Plan
 from elaswave_fx.plan.predict.transition_memory import Short, needed_without_replicas, room_for_replicas, without_room
-from elaswave_fx.plan.replicas.deal_boxes import with_readers
+from elaswave_fx.plan.replicas.holders import with_readers
 from elaswave_fx.plan.work.box import Box, numbered
 from elaswave_fx.plan.work.cost import GRADIENT_BYTES
 from elaswave_fx.plan.work.tiling import tiles_of

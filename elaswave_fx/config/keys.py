@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elaswave_fx.config.faults import Fault
-from elaswave_fx.config.schema import constrained
+from elaswave_fx.config.validation import constrained
 
 Options = Mapping[str, object]
 
