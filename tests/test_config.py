@@ -664,6 +664,18 @@ def test_command_runs_in_a_folder_whose_name_is_not_ascii_in_a_locale_that_is(tm
     assert (folder / "läuft" / ".hydra").is_dir()
 
 
+def test_names_whose_bytes_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.paths\[1\]=a\udc80: has bytes that are not UTF-8"):
+        read_config({"data": {"paths": ["a.txt", "a\udc80"]}})
+    folder = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
+    os.mkdir(folder)
+    done = command(Path(folder), "steps=1")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (
+        "hydra.run.dir=" in done.stderr and "has bytes that are not UTF-8; nearest valid: another name" in done.stderr
+    )
+
+
 def test_command_in_a_folder_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "command.py").write_text(COMMAND)
     script = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m command \"('config',)\""

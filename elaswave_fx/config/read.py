@@ -20,7 +20,7 @@ from elaswave_fx.config.faults import check_faults
 from elaswave_fx.config.groups import read_groups
 from elaswave_fx.config.keys import MOST_RANKS, Config, LaunchConfig
 from elaswave_fx.config.power import check_power
-from elaswave_fx.config.validation import nearest, show
+from elaswave_fx.config.validation import nearest, refuse_other_bytes, show
 from elaswave_fx.errors import ConfigError
 
 # These keys have only some of their values so far. The first one is the default.
@@ -36,6 +36,7 @@ def read_config(composed: Any, extra: Sequence[str] = ()) -> Config:
     asks and are not looked at. Raises `ConfigError`."""
     plain = _plain(composed)
     _check_recipe(plain.get("recipe"))
+    _check_text(plain, "")
     config = validation.read(Config, read_groups(plain), "", extra=(*extra, "recipe"))
     _refuse_later(config)
     _check_shape(config)
@@ -72,6 +73,20 @@ def _check_recipe(left: object) -> None:
             f"recipe: its keys ({', '.join(map(str, left))}) do not reach the configuration; its first line must be "
             "`# @package _global_`"
         )
+
+
+def _check_text(value: object, place: str) -> None:
+    match value:
+        case str():
+            refuse_other_bytes(value, place)
+        case dict():
+            for key, each in value.items():
+                _check_text(each, f"{place}.{key}" if place else str(key))
+        case list():
+            for number, each in enumerate(value):
+                _check_text(each, f"{place}[{number}]")
+        case _:
+            return
 
 
 def _refuse_later(config: Config) -> None:

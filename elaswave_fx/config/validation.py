@@ -110,6 +110,15 @@ def show(value: object) -> str:
     return str(value)
 
 
+def refuse_other_bytes(text: str, place: str) -> None:
+    """Raise `ConfigError` for a name of a file whose bytes are not UTF-8: neither a run's files nor its messages can
+    hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{place}={text}: has bytes that are not UTF-8; nearest valid: another name") from error
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate most like `word`, or None when nothing is alike; ties go to the first in sorted order."""
     found = difflib.get_close_matches(word, sorted(set(candidates)), n=1, cutoff=0.5)

@@ -1,11 +1,12 @@
-"""The control channel between the launcher and one of its children: length-prefixed JSON messages.
+"""The control channel between the launcher and one of its children: length-prefixed messages, encoded as those of
+`control/wire.py`: MessagePack, `[kind, fields]`.
 
     launcher, child = Channel.pair()
     child.send("hello", port=4711)
     launcher.receive(timeout_s=1.0)  ->  Message("hello", {"port": 4711})
 
 Kinds from a worker: hello{info} detached{} step{…} eval{…} event{…} share{summary} done{summary} error{name, message,
-traceback}; from the launcher: peers{infos} halt{}. From the builder: built{plan, data, lines} or error.
+traceback}; from the launcher: peers{infos} halt{}. From the builder: built{result} (JSON) or error.
 From the coordinator: event{…} told{rank, what, fields} ended{rank} trouble{text} alive{}; to it: exited{rank}
 finished{rank} saved{version, epoch}. A message has at most `MESSAGE_BYTES_MAX` bytes, so tensors do not travel here.
 One thread uses an end at a time.
@@ -13,7 +14,6 @@ One thread uses an end at a time.
 
 from __future__ import annotations
 
-import json
 import select
 import socket
 import struct
@@ -22,6 +22,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from elaswave_fx.errors import CommError
 
@@ -36,7 +38,7 @@ class ChannelClosed(CommError):
 
 @dataclass(frozen=True)
 class Message:
-    """One message: its kind and JSON fields."""
+    """One message: its kind and plain fields."""
 
     kind: str
     fields: Mapping[str, Any]
@@ -66,14 +68,17 @@ class Channel:
     @staticmethod
     def packed(kind: str, **fields: Any) -> bytes:
         """A message as bytes. Raises `CommError` if it is too long."""
-        body = json.dumps([kind, fields], separators=(",", ":")).encode()
+        try:
+            body = msgspec.msgpack.encode([kind, fields], enc_hook=_plain_number)
+        except UnicodeEncodeError:  # such as an error about a path whose bytes are no UTF-8
+            body = msgspec.msgpack.encode([kind, _printable(fields)], enc_hook=_plain_number)
         if len(body) > MESSAGE_BYTES_MAX:
             raise CommError(f"channel: message {kind} has {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
         return _LENGTH.pack(len(body)) + body
 
     @staticmethod
     def unpacked(message: bytes | bytearray) -> Message:
-        return Message(*json.loads(message[_LENGTH.size :]))
+        return Message(*msgspec.msgpack.decode(memoryview(message)[_LENGTH.size :]))
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message. Raises `ChannelClosed` if the other end is closed, `CommError` if the message is too long."""
@@ -125,3 +130,23 @@ class Channel:
                 return
             self._messages.append(self.unpacked(self._buffer[: _LENGTH.size + length]))
             del self._buffer[: _LENGTH.size + length]
+
+
+def _plain_number(value: object) -> float:
+    """The number of a subclass, such as a NumPy float that a user's schedule returns."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"channel: {type(value).__name__} is no type of a message")
+
+
+def _printable(value: Any) -> Any:
+    """The plain value with `\\udc80` for what no UTF-8 has."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return {_printable(key): _printable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_printable(each) for each in value]
+        case _:
+            return value

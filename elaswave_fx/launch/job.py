@@ -10,7 +10,7 @@ they may be closures and see the launcher's objects, `BuildResult` included.
 from __future__ import annotations
 
 import dataclasses
-import os
+import json
 import signal
 import time
 from collections import deque
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import msgspec
 
 from elaswave_fx.config.faults import Fault
 from elaswave_fx.config.keys import PowerConfig
@@ -88,6 +90,15 @@ class BuildResult:
     code: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     memory_bytes: int | None = None
     files: Mapping[str, SharedFile] = dataclasses.field(default_factory=dict[str, SharedFile])
+
+    def text(self) -> str:
+        """Return the result as JSON: a user's options may have numbers for which MessagePack has no form."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def read(text: str) -> BuildResult:
+        """Return the result of which this is the `text`."""
+        return msgspec.convert(json.loads(text), BuildResult)
 
 
 class Relay:
@@ -330,17 +341,3 @@ class JobSpec:
     @property
     def ranks(self) -> int:
         return len(self.hosts)
-
-
-def facts_for_joiners(spec: JobSpec, build: BuildResult, store: Path) -> dict[str, Any]:
-    """Return a job's data for joiners, as JSON: the builder's result and the launcher's place. `store`: the job's
-    folder in memory, to which its run directory links."""
-    told = dataclasses.replace(build, plan="", lines=(), details=(), files={})
-    return {
-        "build": dataclasses.asdict(told),
-        "host": spec.host,
-        "place": dataclasses.asdict(spec.place),
-        "run_dir": str(spec.run_dir.absolute()),
-        "store": str(store),
-        "folder": os.getcwd(),
-    }

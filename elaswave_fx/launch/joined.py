@@ -4,8 +4,9 @@ In: `Welcome`, its files, the coordinator's address. Out: `JoinedContext`, a `Wo
 the coordinator.
 
     files_for_joiners(program, state)   what the builder shares
-    build_here(welcome.facts, folder)     its result, with local paths of those files
-    context = JoinedContext(welcome, built, address, "127.0.0.1", here(), Conditions(versions(), digest))
+    facts = JobFacts.read(welcome.facts)  of the job
+    build_here(facts, folder)             the builder's result, with local paths of those files
+    context = JoinedContext(welcome, facts, built, address, "127.0.0.1", here(), Conditions(versions(), digest))
     context.relay.tell = agent.tell
 """
 
@@ -14,15 +15,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from elaswave_fx.control.coordinator.file_server import SharedFile
 from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.launch.job import BuildResult, Relay, WorkerContext
+from elaswave_fx.launch.job_facts import JobFacts
 from elaswave_fx.launch.location import Location
 from elaswave_fx.plan.work.topology import emulated_host
 
@@ -35,31 +34,24 @@ def files_for_joiners(program: Mapping[str, Path], state: Path) -> dict[str, Sha
     return {**shared, _STATE: SharedFile.of(state)}
 
 
-def build_here(facts: Mapping[str, Any], folder: Path) -> BuildResult:
+def build_here(facts: JobFacts, folder: Path) -> BuildResult:
     """The result of the job's builder, with the shared files in `folder`."""
-    told = msgspec.convert({**facts["build"], "lines": ()}, BuildResult)
-    data = dataclasses.replace(told.data, artifact=str(folder / _PROGRAM), state=str(folder / _STATE))
-    return dataclasses.replace(told, data=data)
+    data = dataclasses.replace(facts.build.data, artifact=str(folder / _PROGRAM), state=str(folder / _STATE))
+    return dataclasses.replace(facts.build, data=data)
 
 
-def place_in_job(facts: Mapping[str, Any], number: int, ranks_per_host: int, place: Location) -> Location:
+def place_in_job(launcher: Location, number: int, ranks_per_host: int, place: Location) -> Location:
     """The failure domain and memory domain of a joiner. On the launcher's host its hosts are emulated, too."""
-    at_launcher = place == Location(**facts["place"])
-    return dataclasses.replace(place, host=emulated_host(number, ranks_per_host)) if at_launcher else place
-
-
-def reaches_run_dir(facts: Mapping[str, Any]) -> bool:
-    """Whether the job's run directory exists here, and not another folder of its name: it links to the job's store."""
-    control = Path(facts["run_dir"]) / "control"
-    return control.is_symlink() and control.readlink().name == Path(facts["store"]).name
+    return dataclasses.replace(place, host=emulated_host(number, ranks_per_host)) if place == launcher else place
 
 
 class JoinedContext(WorkerContext):
     """A joiner's side of the job, for its main thread. `relay`: the channel to the launcher once the agent runs."""
 
     def __init__(
-        self, welcome: Welcome, built: BuildResult, address: ControlAddress, host: str, place: Location, own: Conditions
-    ) -> None:
+        self, welcome: Welcome, facts: JobFacts, built: BuildResult, address: ControlAddress, host: str,
+        place: Location, own: Conditions,
+    ) -> None:  # fmt: skip
         """`host`: address of this machine for other ranks. `own`: local versions and data digest."""
         self.relay = Relay()
         super().__init__(
@@ -68,8 +60,8 @@ class JoinedContext(WorkerContext):
             host_id=place.host,
             machine=place.machine,
             world=welcome.number + 1,
-            run_dir=Path(welcome.facts["run_dir"]),
-            has_run_dir=reaches_run_dir(welcome.facts),
+            run_dir=Path(facts.run_dir),
+            has_run_dir=facts.reach_run_dir,
             token=address.token,
             port=0,
             build=built,

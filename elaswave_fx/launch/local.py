@@ -10,7 +10,6 @@ shells. User errors raise `ConfigError` (exit code 2 at the entry points).
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import secrets
@@ -19,8 +18,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-
-import msgspec
 
 from elaswave_fx._liveness import LivenessTable
 from elaswave_fx.control.agent.join_folder import remove_left_behind
@@ -39,7 +36,8 @@ from elaswave_fx.launch.channel import Channel, Message
 from elaswave_fx.launch.console import lasting_console
 from elaswave_fx.launch.coordination import Coordination
 from elaswave_fx.launch.failure import Failure, from_exit, from_message
-from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext, facts_for_joiners
+from elaswave_fx.launch.job import BuildResult, JobSpec, WorkerContext
+from elaswave_fx.launch.job_facts import JobFacts
 from elaswave_fx.launch.ports import check_host, claimed_ports, control_listener
 from elaswave_fx.launch.process import Child, end_children, fork_child, frozen_memory
 from elaswave_fx.launch.restore_clocks import put_clocks_back
@@ -129,7 +127,7 @@ def _build(spec: JobSpec, progress: StepProgress, stop: Stop) -> BuildResult | F
     """Run the builder in a child; None if the user stopped it."""
 
     def body(channel: Channel) -> None:
-        channel.send("built", **dataclasses.asdict(spec.builder()))
+        channel.send("built", result=spec.builder().text())
 
     progress.phase("building")
     with frozen_memory():  # Compiling makes many objects; the collector skips what was imported.
@@ -157,7 +155,7 @@ def _outcome_of_build(child: Child, messages: list[Message]) -> BuildResult | Fa
     status = child.reap()
     for message in messages:
         if message.kind == "built":
-            return msgspec.convert(message.fields, BuildResult)
+            return BuildResult.read(message.fields["result"])
         return from_message(child.name, message.fields, child.log)
     return from_exit(child.name, status, child.log)
 
@@ -189,7 +187,7 @@ def _start(
         patience_s=spec.patience_s,
         conditions=conditions,
         launcher=os.getpid(),
-        facts=facts_for_joiners(spec, built, store.folder),
+        facts=JobFacts.of(spec, built, store.folder).text(),
         files=built.files,
     )
     job.write()

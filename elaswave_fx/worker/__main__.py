@@ -20,7 +20,7 @@ from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ElasWaveError, Excluded, HasLeft
 from elaswave_fx.files import open_log
-from elaswave_fx.launch.joined import reaches_run_dir
+from elaswave_fx.launch.job_facts import JobFacts
 from elaswave_fx.launch.versions import versions
 
 ASK_S = 10.0
@@ -63,7 +63,8 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
     here = versions()
     welcome = ask_to_join(address, here, ASK_S)
     print(f"rank {welcome.number} gets ready", flush=True)
-    folder = Path(welcome.facts["folder"])
+    facts = JobFacts.read(welcome.facts)
+    folder = Path(facts.folder)
     if folder.is_dir():
         os.chdir(folder)  # paths in the configuration may be relative
     sys.path.insert(0, os.getcwd())  # `_target_`s may be there
@@ -72,8 +73,8 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
     from elaswave_fx.worker.join import Unreachable, run_joined
 
     torch.set_num_threads(1)
-    log = Path(welcome.facts["run_dir"]) / "logs" / f"rank-{welcome.number}.log"
-    has_log = reaches_run_dir(welcome.facts)
+    log = Path(facts.run_dir) / "logs" / f"rank-{welcome.number}.log"
+    has_log = facts.reach_run_dir
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -87,7 +88,7 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
             signal.signal(number, signal.SIG_DFL)
 
     try:
-        ended = run_joined(welcome, address, host, here, say, leave_as_lost, failure_domain)
+        ended = run_joined(welcome, facts, address, host, here, say, leave_as_lost, failure_domain)
     except HasLeft as left:
         say(str(left))
         return 0

@@ -31,6 +31,7 @@ from elaswave_fx.devices.device import Device
 from elaswave_fx.errors import CommError, ConfigError, HasLeft, JobOver
 from elaswave_fx.launch.code_digests import target_code, targets_of
 from elaswave_fx.launch.job import BuildResult
+from elaswave_fx.launch.job_facts import JobFacts
 from elaswave_fx.launch.joined import JoinedContext, build_here, place_in_job
 from elaswave_fx.launch.location import Location, here
 from elaswave_fx.launch.stop import WARNINGS
@@ -56,6 +57,7 @@ class Unreachable(ConfigError):
 
 def run_joined(
     welcome: Welcome,
+    facts: JobFacts,
     address: ControlAddress,
     host: str | None,
     versions: Mapping[str, str],
@@ -70,17 +72,16 @@ def run_joined(
     called before the rank can become a member. Raises `ConfigError` for differences from the job, `JobOver` if the job
     ends first, and the errors of `run_worker`.
     """
-    facts = welcome.facts
     with join_folder() as folder:
         built = build_here(facts, folder)
         config = msgspec.convert(built.run["config"], Config)
         device = make_device(config.device)
         device.set_up(threads=1, deterministic=config.exact)  # before any computation
         own = Conditions(dict(versions), _samples_here(config, built), target_code(targets_of(built.run["config"])))
-        place = place_in_job(facts, welcome.number, config.parallel.ranks_per_host, here(failure_domain))
-        if place.boot != facts["place"]["boot"] and config.emulated.memory_mb is None:
+        place = place_in_job(facts.place, welcome.number, config.parallel.ranks_per_host, here(failure_domain))
+        if place.boot != facts.place.boot and config.emulated.memory_mb is None:
             built = dataclasses.replace(built, memory_bytes=_share_of_memory(device, welcome.infos, place))
-        context = JoinedContext(welcome, built, address, host or facts["host"], place, own)
+        context = JoinedContext(welcome, facts, built, address, host or facts.host, place, own)
         check_reach(config, context)
         if config.exact:
             refuse_other_bits(device, context)

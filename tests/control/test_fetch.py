@@ -60,7 +60,7 @@ class Coordinator:
         while not self._ends.wait(0.0005):
             for event in self._socket.receive():
                 if isinstance(event, NumberWanted):
-                    self._socket.answer(event.connection, Welcome(Rank(4), {}, (), self._server.offers()))
+                    self._socket.answer(event.connection, Welcome(Rank(4), "{}", (), self._server.offers()))
                 elif isinstance(event, PartWanted):
                     self.wanted.append(event.fetch)
                     self.before_answer(event.fetch)
@@ -144,10 +144,10 @@ def test_a_coordinator_that_no_launcher_has_started_knows_the_files(
     conditions, folder = Conditions({"torch": "2.13.0"}, "ff"), str(tmp_path)
     job = JobFile(
         folder=folder, host="127.0.0.1", port=4711, token="t", run_dir=folder, copies=1, allow_rollback=False,
-        conditions=conditions, facts={"host": "127.0.0.1"}, files=files,
+        conditions=conditions, facts='{"host": "127.0.0.1"}', files=files,
     )  # fmt: skip
     spec = JobFile.read(job.write()).spec()
-    assert (spec.files, spec.facts) == (files, {"host": "127.0.0.1"})
+    assert (spec.files, spec.facts) == (files, job.facts)
 
 
 def test_another_coordinator_goes_on_with_the_file(

@@ -91,7 +91,7 @@ MESSAGES: list[Message] = [
     JoinRequest({"torch": "2.13.0"}),
     Welcome(
         Rank(4),
-        {"build": {"units": 3, "data": {"update": [1, 2.5, None]}}},
+        '{"build": {"units": 3}}',
         (info_of(0), info_of(1)),
         (Offer("state.safetensors", 1 << 34, "ab" * 32),),
     ),
@@ -513,7 +513,7 @@ def asked(address: ControlAddress, found: list[object]) -> threading.Thread:
 
 
 def test_a_joiner_is_given_a_number_or_told_why_not(coordinator: CoordinatorSocket, address: ControlAddress) -> None:
-    welcome = Welcome(Rank(4), {"run_dir": "runs/today"}, (info_of(0),))
+    welcome = Welcome(Rank(4), '{"run_dir": "runs/today"}', (info_of(0),))
     for answer_of_job, told in (
         (welcome, welcome),
         (Refused("the job is full"), f"tcp://127.0.0.1:{address.port}: the job refuses this process: the job is full"),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 
+import numpy as np
 import pytest
 
+from elaswave_fx.control.protocol.messages import Welcome
+from elaswave_fx.control.wire import decode, encode
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch import channel as channel_module
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
+from elaswave_fx.launch.job import BuildResult, WorkerInputs
+from elaswave_fx.launch.job_facts import JobFacts
+from elaswave_fx.launch.location import here
+from elaswave_fx.plan.work.topology import Rank
 
 
 def test_messages_arrive_in_order_and_whole() -> None:
@@ -23,6 +31,29 @@ def test_messages_arrive_in_order_and_whole() -> None:
     assert message.fields["text"] == "später"
     assert right.drain() == []
     assert right.receive(0.0) is None
+
+
+def test_a_user_s_numbers_and_names_arrive() -> None:
+    left, right = Channel.pair()
+    left.send("step", lr=np.float64(0.1), tile=(1, 2))
+    assert right.receive(1.0) == Message("step", {"lr": 0.1, "tile": [1, 2]})
+    left.send("error", message="no file a\udc80", classes=["OSError"], more={"\udc81": ("\udc82", 1)})
+    printed = {"message": r"no file a\udc80", "classes": ["OSError"], "more": {r"\udc81": [r"\udc82", 1]}}
+    assert right.receive(1.0) == Message("error", printed)
+    with pytest.raises(TypeError, match="ndarray is no type of a message"):
+        left.send("step", lr=np.zeros(2))
+
+
+def test_a_result_and_the_facts_of_a_job_keep_every_number() -> None:
+    options = {"seed": 2**70, "limit": math.inf, "least": -(2**63) - 1}
+    inputs = WorkerInputs(artifact="a", state="s", update=options, fingerprint={})
+    built = BuildResult(plan="", units=2, samples=4, data=inputs, run={"config": {"model": {"options": options}}})
+    assert BuildResult.read(built.text()) == built
+    facts = JobFacts(build=built, host="h", place=here(), run_dir="r", store="s", folder="f")
+    welcome = decode(encode(Welcome(Rank(4), facts.text(), ())))
+    assert isinstance(welcome, Welcome) and JobFacts.read(welcome.facts) == facts
+    with pytest.raises(CommError, match="the facts of a job cannot be read"):
+        JobFacts.read("{}")
 
 
 def test_a_message_larger_than_the_socket_arrives() -> None:

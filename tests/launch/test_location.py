@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from elaswave_fx.control.protocol.member_info import member_of
 from elaswave_fx.launch.joined import place_in_job
@@ -13,15 +13,15 @@ from tests.control.member_infos import info_of
 
 def test_hosts_are_emulated_where_the_launcher_is_and_nowhere_else() -> None:
     launcher = here()
-    facts = {"place": asdict(launcher)}
     assert launcher.machine == launcher.boot and launcher.host.startswith(f"{launcher.boot}/")
-    assert place_in_job(facts, 5, 2, here()) == replace(launcher, host="host-2")
+    assert place_in_job(launcher, 5, 2, here()) == replace(launcher, host="host-2")
     rack = here("rack 7")
-    assert rack.machine == "rack 7" and rack.boot in rack.host and place_in_job(facts, 5, 2, rack) == rack
+    assert rack.machine == "rack 7" and rack.boot in rack.host and place_in_job(launcher, 5, 2, rack) == rack
     container = replace(launcher, host=f"{launcher.boot}/1")
     elsewhere = replace(launcher, machine="machine-x", host="machine-x/1", boot="machine-x")
     for place in (container, elsewhere):
-        assert place_in_job(facts, 5, 2, place) == place == place_in_job(facts, 6, 1, place), "whatever its number"
+        for number in (5, 6):
+            assert place_in_job(launcher, number, 2, place) == place
 
 
 def test_a_member_is_as_its_card_says() -> None:

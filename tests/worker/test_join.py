@@ -18,7 +18,9 @@ from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
-from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_joiners, reaches_run_dir
+from elaswave_fx.launch.job import BuildResult, WorkerInputs
+from elaswave_fx.launch.job_facts import JobFacts
+from elaswave_fx.launch.joined import JoinedContext, build_here, files_for_joiners
 from elaswave_fx.launch.location import here
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.planner import plan_lanes, uniform
@@ -46,13 +48,11 @@ def test_what_is_shared_is_all_that_a_rank_loads(tmp_path: Path) -> None:
         path = tmp_path / "here" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(Path(file.path).read_bytes())
-    data = {"artifact": "/there", "state": "/there", "update": {}, "fingerprint": {}}
-    told = {"plan": "", "units": 7, "samples": 8, "data": data}
-    here = build_here({"build": told}, tmp_path / "here")
-    program = Path(here.data.artifact)
+    told = build_here(facts_of(tmp_path), tmp_path / "here")
+    program = Path(told.data.artifact)
     assert Artifact.damage(program) is None and Artifact.load(program) == Artifact.load(built.folder)
-    assert Path(here.data.state).read_bytes() == built.state.read_bytes()
-    assert here.data.update == {} and here.units == 7
+    assert Path(told.data.state).read_bytes() == built.state.read_bytes()
+    assert told.data.update == {} and told.units == 7
 
 
 def test_what_is_shared_stays_as_it_is_whatever_other_runs_of_the_program_measure(tmp_path: Path) -> None:
@@ -67,19 +67,14 @@ def test_what_is_shared_stays_as_it_is_whatever_other_runs_of_the_program_measur
     assert "program/rehearsal.json" not in shared
 
 
-def facts_of(run_dir: Path, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def facts_of(run_dir: Path, data: Mapping[str, Any] | None = None) -> JobFacts:
     """Of a job whose store lies beside its run directory."""
     store = run_dir.parent / "elaswave-x7"
-    return {
-        "build": {
-            "plan": "",
-            "units": 7,
-            "samples": 8,
-            "data": {"artifact": "", "state": "", "update": {}, "fingerprint": {}, **(data or {})},
-        },
-        "run_dir": str(run_dir),
-        "store": str(store),
-    }
+    inputs = WorkerInputs(artifact="", state="", update={}, fingerprint={}, **(data or {}))
+    return JobFacts(
+        build=BuildResult(plan="", units=7, samples=8, data=inputs), host="127.0.0.1", place=here(),
+        run_dir=str(run_dir), store=str(store), folder="",
+    )  # fmt: skip
 
 
 def begun(run_dir: Path) -> Path:
@@ -89,22 +84,22 @@ def begun(run_dir: Path) -> Path:
 
 
 def test_a_run_directory_is_known_by_the_store_that_it_leads_to(tmp_path: Path) -> None:
-    assert reaches_run_dir(facts_of(begun(tmp_path / "run")))
-    assert not reaches_run_dir(facts_of(tmp_path / "nothing"))
+    assert facts_of(begun(tmp_path / "run")).reach_run_dir
+    assert not facts_of(tmp_path / "nothing").reach_run_dir
     (tmp_path / "other").mkdir()
-    assert not reaches_run_dir(facts_of(tmp_path / "other"))
+    assert not facts_of(tmp_path / "other").reach_run_dir
     (tmp_path / "other" / "control").symlink_to(tmp_path / "elaswave-x8")
-    assert not reaches_run_dir(facts_of(tmp_path / "other")), "another job's"
+    assert not facts_of(tmp_path / "other").reach_run_dir, "another job's"
     (tmp_path / "ended" / "control").mkdir(parents=True)
-    assert not reaches_run_dir(facts_of(tmp_path / "ended"))
+    assert not facts_of(tmp_path / "ended").reach_run_dir
 
 
 def check(config: Config, run_dir: Path, data: Mapping[str, Any]) -> None:
     facts = facts_of(run_dir, data)
     built = build_here(facts, Path("here"))
     address = ControlAddress("127.0.0.1", 1, "t")
-    welcome = Welcome(Rank(2), facts, ())
-    check_reach(config, JoinedContext(welcome, built, address, "127.0.0.1", here(), Conditions({}, "")))
+    welcome = Welcome(Rank(2), facts.text(), ())
+    check_reach(config, JoinedContext(welcome, facts, built, address, "127.0.0.1", here(), Conditions({}, "")))
 
 
 def test_checkpoints_in_the_run_directory_need_it(tmp_path: Path) -> None:

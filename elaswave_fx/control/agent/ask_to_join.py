@@ -3,7 +3,7 @@
 In: the job's address and token, versions. Out: `Welcome`, or a `ConfigError`: no peer answers, it lacks the job's
 token, or the coordinator refuses.
 
-    ask_to_join(ControlAddress("127.0.0.1", 41213, token), versions(), timeout_s=20.0)  ->  Welcome(4, {…}, …)
+    ask_to_join(ControlAddress("127.0.0.1", 41213, token), versions(), timeout_s=20.0)  ->  Welcome(4, "{…}", …)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In: `RUN` or `RUN/control/job.json`. Out: `CoordinatorSpec`.
 
     {"folder": "/dev/shm/elaswave-…", "host": "127.0.0.1", "port": 41213, "token": "…", "run_dir": "runs/today",
      "copies": 1, "allow_rollback": false, "conditions": {"versions": …, "data_digest": …}, "launcher": 4711,
-     "facts": {…}, "files": {"state.safetensors": {"path": …, "size": 812, "digest": "9f…"}}}
+     "facts": "{…}", "files": {"state.safetensors": {"path": …, "size": 812, "digest": "9f…"}}}
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -46,7 +45,7 @@ class JobFile:
     conditions: Conditions
     patience_s: float = 300.0
     launcher: int = 0
-    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    facts: str = ""
     files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
 
     def address(self) -> ControlAddress:

@@ -125,7 +125,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorSpec:
-    """The coordinator of one job. `facts` and `files` (by name): passed on to joiners."""
+    """The coordinator of one job. `facts` (a text) and `files` (by name): passed on to joiners."""
 
     address: ControlAddress
     job_folder: JobFolder
@@ -133,7 +133,7 @@ class CoordinatorSpec:
     conditions: Conditions
     allow_rollback: bool = False
     patience_s: float = math.inf
-    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    facts: str = ""
     files: Mapping[str, SharedFile] = field(default_factory=dict[str, SharedFile])
 
 
@@ -316,7 +316,7 @@ class Service:
     def _welcome(self, joiner: Numbered) -> None:
         self._log(f"rank {joiner.number} gets ready to join")
         infos = self._driver.infos_of(self._driver.register.members)
-        welcome = Welcome(joiner.number, dict(self._spec.facts), infos, self._files.offers())
+        welcome = Welcome(joiner.number, self._spec.facts, infos, self._files.offers())
         self._socket.answer(joiner.connection, welcome)
 
     def _log(self, line: str) -> None:

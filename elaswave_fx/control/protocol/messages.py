@@ -190,11 +190,11 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator to a joiner: its number, `facts` of the job from the launcher, the infos of all members, and the
-    files that it needs. The joiner prepares by itself and then sends its own info."""
+    """Coordinator to a joiner: its number, `facts` of the job as the launcher wrote them, the infos of all members, and
+    the files that it needs. The joiner prepares by itself and then sends its own info."""
 
     number: Rank
-    facts: dict[str, Any]
+    facts: str
     infos: tuple[MemberInfo, ...]
     offers: tuple[Offer, ...] = ()
 
