@@ -61,7 +61,11 @@ def _one_sample(size: Any) -> int:
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr
-    return int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
+    try:
+        found = int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
+    except ZeroDivisionError:  # by what is less than a row for a single sample
+        found = 0
+    return max(found, 1)  # such as half a row, where forward pairs samples
 
 
 def value_bytes(value: Any) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from elaswave_fx.program.equal_draws import EqualDraws, UnknownDraw
 from elaswave_fx.program.interpret import interpret_units
 from elaswave_fx.program.ir import (
     Program,
@@ -38,13 +39,15 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 from elaswave_fx.program.keys import DRAWS, DROPOUT, draws
+from elaswave_fx.program.mode_calls import calls_apart, drawing_calls
 from elaswave_fx.program.state_kept import state_kept
 from elaswave_fx.program.trial_values import perturbed
 
 aten = torch.ops.aten
 
+_MEASURED = (ResultKind.LOSS, ResultKind.COUNT)
 _DRAWN = 8
-"""Evaluation runs of a model that draws random numbers in evaluation."""
+"""Evaluation runs of a model that draws in evaluation what `EqualDraws` does not know."""
 
 
 def evaluation_graph(unit: Unit) -> fx.GraphModule:
@@ -124,15 +127,17 @@ def evaluation_agrees(
     spread of the model's draws in evaluation.
 
     Perturbed parameters and buffers must agree too: a gate that starts at 0, or an average that starts at its target,
-    hides a difference between the modes.
+    hides a difference between the modes. So may a bound that no value reaches yet: see `calls_apart`.
     """
     samples = len(next(iter(batch.values()))) if program.dynamic_batch else program.granule
     part = {name: tensor[:samples].clone() for name, tensor in batch.items()}
     was_training = model.training
     model.eval()
     try:
-        if not _agrees(program, model, state, part):
+        if not _agrees(program, model, state, part) or calls_apart(model, part):
             return False
+        if _draws_that_count(program) > drawing_calls(model, part):
+            return False  # such as noise on a label in a few, which the trial need not hit
         with state_kept(model), contextlib.suppress(RuntimeError, ValueError):  # state that cannot be moved is not
             moved = {name: perturbed(tensor, name) for name, tensor in state.items()}
             with torch.no_grad():
@@ -144,22 +149,56 @@ def evaluation_agrees(
         model.train(was_training)
 
 
+def _draws_that_count(program: Program) -> int:
+    """Number of draws of the derived evaluation on which its loss or count depends."""
+    wanted: set[str] = set()
+    found = 0
+    for unit in reversed(program.units):
+        graph = evaluation_graph(unit).graph
+        results = zip(output_nodes(graph), evaluation_results(unit), strict=True)
+        output_node(graph).args = (
+            tuple(node for node, each in results if each.name in wanted or each.kind in _MEASURED),
+        )
+        for node in calls(graph):
+            if is_aten(node, "aten.full_like"):
+                node.args = (None, *node.args[1:])  # it takes a shape alone
+        graph.eliminate_dead_code()
+        found += len(draws(graph))
+        wanted |= {source_of(node).name for node in placeholders(graph) if node.users}
+    return found
+
+
 def _agrees(
     program: Program, model: torch.nn.Module, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
 ) -> bool:
     tolerance = 2e-2 if program.float_dtypes() & {torch.bfloat16, torch.float16} else 1e-5
-    expected = [_seeded(model, batch, seed) for seed in (0, 1)]
-    drawn = expected[0] != expected[1] and any(draws(evaluation_graph(unit).graph) for unit in program.units)
-    if drawn:
-        expected += [_seeded(model, batch, seed) for seed in range(2, _DRAWN)]
+    with torch.no_grad(), contextlib.suppress(UnknownDraw), EqualDraws():
+        ours = run_evaluation(program, state, batch)
+        theirs = _seeded(model, batch, 0)
+        return all(
+            abs(one - float(ours[kind])) <= tolerance * max(1.0, abs(one))
+            for one, kind in zip(theirs, ("loss", "count"), strict=True)
+        )
+    return _agree_on_average(program, model, state, batch, tolerance)
+
+
+def _agree_on_average(
+    program: Program,
+    model: torch.nn.Module,
+    state: Mapping[str, torch.Tensor],
+    batch: Mapping[str, torch.Tensor],
+    tolerance: float,
+) -> bool:
+    """Whether means over some runs agree, of a model that draws what has no equal."""
     with torch.no_grad():
-        got = [run_evaluation(program, state, batch, seed) for seed in range(_DRAWN if drawn else 1)]
+        ours = [run_evaluation(program, state, batch, seed) for seed in range(_DRAWN)]
+    theirs = [_seeded(model, batch, seed) for seed in range(_DRAWN)]
     for place, kind in enumerate(("loss", "count")):
-        theirs = torch.tensor([each[place] for each in expected[: len(got)]], dtype=torch.float64)
-        ours = torch.tensor([float(each[kind]) for each in got], dtype=torch.float64)
-        spread = float((theirs.var() + ours.var()).sqrt()) if drawn else 0.0
-        off = abs(float(theirs.mean() - ours.mean()))
-        if not off <= tolerance * max(1.0, abs(float(theirs.mean()))) + 4 * spread / _DRAWN**0.5:
+        expected = torch.tensor([each[place] for each in theirs], dtype=torch.float64)
+        found = torch.tensor([float(each[kind]) for each in ours], dtype=torch.float64)
+        spread = float((expected.var() + found.var()).sqrt())
+        off = abs(float(expected.mean() - found.mean()))
+        if not off <= tolerance * max(1.0, abs(float(expected.mean()))) + 4 * spread / _DRAWN**0.5:
             return False
     return True
 

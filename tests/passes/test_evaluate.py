@@ -166,9 +166,104 @@ class OwnGradient(Classifier):
         return super().features(x) + slope.mean(1, keepdim=True)
 
 
+class BoundInEvaluation(Classifier):
+    """A bound that no value of a trial reaches."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features if self.training else features.clamp(-1e4, 1e4)
+
+
+class BoundInTraining(Classifier):
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return torch.where(features > 1e4, features.sqrt(), features) if self.training else features
+
+
+class NoisyLabels(Classifier):
+    """One label in a thousand is another one, in training alone."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            y = torch.where(torch.rand(y.shape) < 1e-3, torch.zeros_like(y), y)
+        return super().forward(x, y)
+
+
+class NoisyLabelsOfAlways(Always):
+    """The same where evaluation draws something else."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            y = torch.where(torch.rand(y.shape) < 1e-3, torch.zeros_like(y), y)
+        return super().forward(x, y)
+
+
+class OtherWeight(Always):
+    """A variational loss whose second part has a weight of its own in training."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features + torch.randn_like(features) * features.exp().clamp(max=4.0)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(x, y)
+        return loss + (0.01 if self.training else 0.02) * x.square().sum(), count
+
+
+class EveryDraw(Classifier):
+    """Draws in evaluation whatever has an equal."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        size = (x.shape[0], 1)
+        drawn = (
+            torch.rand(size) + torch.randn(size) + torch.bernoulli(torch.full(size, 0.3)) + torch.randint(2, 9, size)
+        )
+        features = features + drawn + torch.empty(size).uniform_(-1.0, 3.0) + torch.empty(size).exponential_(2.0)
+        features = features + torch.normal(torch.ones(size), 2.0) + torch.empty(size).normal_(1.0, 0.1)
+        features = features + torch.rand_like(features) * torch.randn_like(features)
+        return features + torch.randint_like(features, 3)
+
+
+class MaskedInEvaluation(Classifier):
+    """Evaluation would take the mean of a mask."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * torch.bernoulli(torch.empty(x.shape[0], 1), p=0.6)
+
+
+class Cauchy(Classifier):
+    """Draws in evaluation what has none."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + torch.empty(x.shape[0], 1).cauchy_().clamp(-1, 1)
+
+
+class OwnAverages(Classifier):
+    """Updates bounds of its inputs in training, and reads none of them."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("least", torch.zeros(WIDTH))
+
+    def features(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.least.copy_(torch.minimum(self.least, x.detach().amin((0, 1)).clamp(max=0.0)))
+        return super().features(x)
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
+        (BoundInEvaluation(layers=1), False),
+        (BoundInTraining(layers=1), False),
+        (NoisyLabels(layers=1), False),
+        (NoisyLabelsOfAlways(layers=1), False),
+        (OwnAverages(), True),
+        (OtherWeight(layers=1), False),
+        (EveryDraw(layers=1), True),
+        (MaskedInEvaluation(layers=1), False),
+        (Cauchy(layers=1), True),
         (Always(layers=1), True),
         (OnlyWithGradients(layers=1), False),
         (OwnGradient(layers=1), True),

@@ -98,3 +98,29 @@ def test_the_batch_size_stays_symbolic(name: str) -> None:
         assert_bits(run_native(result, batch), ours)
         assert_same(ours, eager(model, batch))
     assert evaluation_agrees(result.program, model, result.state, result.batch)
+
+
+class Paired(nn.Module):
+    """Two samples in a row make one row: a single sample has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        rows, labels = x.view(-1, 8), y.view(-1, 2)[:, 0]
+        return F.cross_entropy(self.head(rows), labels, reduction="sum"), torch.ones_like(labels).sum()
+
+
+def test_samples_that_share_a_row_are_computed_with() -> None:
+    def make(samples: int, seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(samples, 4, generator=generator)
+        return {"x": x, "y": torch.randint(0, CLASSES, (samples,), generator=generator)}
+
+    model = Paired()
+    result = compile_model(model, make, granule=2)
+    batch = make(2 if result.program.batch_coupled else 6, 5)
+    ours = run_units(result, batch)
+    assert_bits(run_native(result, batch), ours)
+    assert_same(ours, eager(model, batch))
