@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from elaswave_fx.plan.make.planner import shape_name
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.frequency import clock_words
-from elaswave_fx.plan.replicas.goal_replicas import goal_words
 from elaswave_fx.plan.replicas.holders import bucket_sharers, domain_words, fatal_domains, fatal_losses
 from elaswave_fx.plan.replicas.owners import UNEVEN, deviation, owned_elements
+from elaswave_fx.plan.replicas.target_replicas import target_words
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Link, Rank, Topology
 from elaswave_fx.words import NAMED, number_ranges, rank_words, size_text
@@ -58,7 +58,7 @@ def describe(plan: Plan) -> str:
         _box_line(plan),
         *_share_lines(plan),
         fatal_words(plan),
-        *goal_words(plan),
+        *target_words(plan),
         *_topology_lines(plan.topology),
         *clock_words(plan),
     ]

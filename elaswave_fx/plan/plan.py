@@ -68,7 +68,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Goal:
+class TargetLayout:
     """The target layout: lanes to take next, once their ranks have replicas of what they will compute with. `step_s`:
     predicted; `reason`: a description. `is_asked`: requested by a user, better or not."""
 
@@ -87,7 +87,7 @@ class Plan:
     whole job; a box is identified by its index here. `schedule`: per rank the order of its micro-batches. `reason`: the
     choice and its alternatives. `clocks`: clock of each rank's device; empty: clocks are not set, and units take their
     costs' seconds. `terminal_reason`: why these ranks can take no step, empty if they can; `boxes` then name the owners
-    that save state. `goal`: the target layout of the same ranks. `is_asked`: a user requested the lanes; no target is
+    that save state. `target`: the target layout of the same ranks. `is_asked`: a user requested the lanes; no target is
     searched until ranks change. `given_up`: reasons of targets that these ranks began and did not reach, for want of
     memory; they are not begun again until ranks, or their speeds, change.
     """
@@ -101,7 +101,7 @@ class Plan:
     reason: str
     terminal_reason: str = ""
     clocks: Mapping[Rank, OperatingPoint] = field(default_factory=dict)
-    goal: Goal | None = None
+    target: TargetLayout | None = None
     is_asked: bool = True
     given_up: tuple[str, ...] = ()
 
@@ -289,7 +289,7 @@ class _PlanFile:
     schedule: Mapping[Rank, tuple[Action, ...]]
     predicted: Predicted
     clocks: Mapping[Rank, OperatingPoint]
-    goal: Goal | None
+    goal: TargetLayout | None  # its name in the file
     is_asked: bool
     given_up: tuple[str, ...] = ()
 
@@ -308,7 +308,8 @@ def _file_of(plan: Plan) -> _PlanFile:
     )
     return _PlanFile(
         FORMAT, plan.epoch, plan.reason, plan.terminal_reason, plan.topology, _WorkloadLine.of(plan.workload),
-        plan.lanes, readers, boxes, plan.schedule, plan.predicted, plan.clocks, plan.goal, plan.is_asked, plan.given_up,
+        plan.lanes, readers, boxes, plan.schedule, plan.predicted, plan.clocks, plan.target, plan.is_asked,
+        plan.given_up,
     )  # fmt: skip
 
 

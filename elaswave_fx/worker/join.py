@@ -142,4 +142,4 @@ def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], 
 def plan_outside(plan: Plan, rank: Rank) -> Plan:
     """A plan as seen by a rank outside of it: no work and no replica."""
     boxes, schedule = outside(plan.boxes, rank), dict.fromkeys(plan.ranks, ())
-    return dataclasses.replace(plan, lanes=(), boxes=boxes, schedule=schedule, goal=None)
+    return dataclasses.replace(plan, lanes=(), boxes=boxes, schedule=schedule, target=None)

@@ -19,7 +19,7 @@ from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.control.toy_job import ToyPlanning, text_of
 from tests.control.toy_planner import first_assignment
 from tests.plan.samples import asking, chain, even_lanes
-from tests.plan.test_goal import job
+from tests.plan.test_target_layout import job
 
 
 class Counted(ToyPlanning):

@@ -103,7 +103,7 @@ MESSAGES: list[Message] = [
     MustStay("it is the last rank of the job"),
     Reshape(2, 4),
     Reshape(None, None),
-    Granted("the goal is another"),
+    Granted("the target layout is another"),
 ]
 
 

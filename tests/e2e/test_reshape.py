@@ -129,7 +129,7 @@ def test_a_bound_on_memory_makes_replicas_in_waves(alone: Finished, tmp_path: Pa
     assert run.code == 0 and run.losses == alone.losses, run.console
     assert run.summary["params_digest"] == alone.summary["params_digest"] and run.summary["recoveries"] == []
     plans = [Plan.from_json((run.folder / f"plan-{epoch}.json").read_text()) for epoch in range(plans_of(run))]
-    waves = [plan for plan in plans if plan.goal is not None]
+    waves = [plan for plan in plans if plan.target is not None]
     assert len(waves) >= 2 and all(any(box.catching_up for box in plan.boxes) for plan in waves)
     counted = {plan.epoch: transition_memory(plan) for plan in plans}
     assert all(need.sync_bytes <= bound_mb * 2**20 for needs in counted.values() for need in needs.values())

@@ -9,16 +9,16 @@ import pytest
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.next.goal import successor
 from elaswave_fx.plan.next.policies import POLICIES
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.next.replan_request import ReplanRequest
+from elaswave_fx.plan.next.target_layout import successor
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology
 from tests.plan.samples import asking
-from tests.plan.test_goal import job
+from tests.plan.test_target_layout import job
 
 LAYOUTS = [(2, 2), (3, 2), (2, 3), (4, 1), (1, 3)]
 

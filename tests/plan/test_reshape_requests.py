@@ -1,4 +1,4 @@
-"""Lanes that a user wants of a running job: a goal like any other, and what is refused."""
+"""Lanes that a user wants of a running job: a target like any other, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.next.goal import successor, why_never
 from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
+from elaswave_fx.plan.next.target_layout import successor, why_never
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Link
-from tests.plan.test_goal import change, job, with_goals
+from tests.plan.test_target_layout import change, job, with_goals
 
 SHAPES = [(4, 1), (2, 2), (1, 4), (3, 1), (1, 3), (2, 1)]
 
@@ -46,11 +46,11 @@ def test_lanes_become_what_was_asked_for_and_stay(before: tuple[int, int], after
         assert plans == []
         return
     first = plans[0]
-    assert shape(plans[-1]) == (after[1],) * after[0] and plans[-1].is_asked and plans[-1].goal is None
+    assert shape(plans[-1]) == (after[1],) * after[0] and plans[-1].is_asked and plans[-1].target is None
     reached = next(each for each in plans if each.lanes == plans[-1].lanes)
-    assert "the goal is reached" in reached.reason and "as it was asked for" in reached.reason
+    assert "the target layout is reached" in reached.reason and "as it was asked for" in reached.reason
     if first is not reached:
-        assert first.goal is not None and first.goal.is_asked and first.lanes == plan.lanes
+        assert first.target is not None and first.target.is_asked and first.lanes == plan.lanes
         assert all(Plan.from_json(each.to_json()) == each for each in plans)
 
 
@@ -62,9 +62,9 @@ def test_a_reshape_is_carried_out_in_every_mode(goals: str, reshape: ReshapeRequ
     assert plans[-1].predicted.step_s < 0.9 * plan.predicted.step_s and plans[-1].is_asked != reshape.is_best
     moved = [Transition.of(a, b).parameter_bytes for a, b in pairwise((plan, *plans))]
     if goals == "blocking":
-        assert plans[0].lanes == plans[-1].lanes and moved[0] > 0 and all(each.goal is None for each in plans)
+        assert plans[0].lanes == plans[-1].lanes and moved[0] > 0 and all(each.target is None for each in plans)
     else:
-        assert plans[0].goal is not None and not any(moved), "made from replicas"
+        assert plans[0].target is not None and not any(moved), "made from replicas"
 
 
 def test_the_best_is_looked_for_when_the_user_wants_it() -> None:
@@ -80,7 +80,7 @@ def test_a_loss_ends_a_reshape() -> None:
     plan = job(4, 1, units=8, samples=2, room=None)
     first = carried_out(plan, ReshapeRequest(1, 4))[0]
     left = change(first, 0, 1, 3)
-    assert left.goal is None or not left.goal.is_asked
+    assert left.target is None or not left.target.is_asked
     assert not left.is_asked
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import plan_uniform
-from elaswave_fx.plan.next.goal import successor
 from elaswave_fx.plan.next.replan import Replicas
 from elaswave_fx.plan.next.replan_request import ReplanRequest
+from elaswave_fx.plan.next.target_layout import successor
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.box import numbered
 from elaswave_fx.plan.work.topology import Rank, local_topology

@@ -10,9 +10,9 @@ import pytest
 
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
-from elaswave_fx.plan.next.goal import successor, why_nothing_follows
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
+from elaswave_fx.plan.next.target_layout import successor, why_nothing_follows
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.predict.transition_memory import (
@@ -33,8 +33,8 @@ from elaswave_fx.plan.work.cost import Bucket
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.topology import Rank
 from tests.plan.samples import asking
-from tests.plan.test_goal import change, job
 from tests.plan.test_reshape_requests import shape
+from tests.plan.test_target_layout import change, job
 
 REPLICA, SENT = 12 + 4 * (EXPECTED_RECORDS + 1), 12 + 4 * (LAG_STEPS + 1)
 """Bytes of an element that comes, and of one that goes, with master and two moments."""
@@ -168,7 +168,7 @@ def test_a_change_keeps_to_the_bound_in_waves_and_ends_as_without_one(after: tup
     bound = most // 3
     start = bounded(square(), bound)
     plans = list(carried_out(start, ReshapeRequest(*after)))
-    waves = [plan for plan in plans if plan.goal is not None]
+    waves = [plan for plan in plans if plan.target is not None]
     assert len(waves) >= 3 and all(shape(plan) == (2, 2) for plan in waves)
     assert any("are made now, for which there is room" in plan.reason for plan in waves)
     assert all(needs.sync_bytes <= bound for plan in plans for needs in transition_memory(plan).values())
@@ -178,10 +178,10 @@ def test_a_change_keeps_to_the_bound_in_waves_and_ends_as_without_one(after: tup
 
 
 def test_waves_free_what_was_there_before() -> None:
-    """A replica that the goal needs takes the place of another, so that later waves have the room of earlier ones."""
+    """A replica that the target needs takes the place of another, so that later waves have the room of earlier ones."""
     plan = square()
     bound = max(REPLICA, SENT) * len(plan.boxes[0].span) * 4
-    plans = [plan for plan in carried_out(bounded(plan, bound), ReshapeRequest(4, 1)) if plan.goal is not None]
+    plans = [plan for plan in carried_out(bounded(plan, bound), ReshapeRequest(4, 1)) if plan.target is not None]
     assert len(plans) >= 3
     for before, after in pairwise(plans):
         here = [number for number, box in numbered(before.boxes) if box.catching_up]
@@ -209,7 +209,7 @@ def test_lost_replicas_are_made_in_waves(lost: int) -> None:
 def test_a_loss_between_waves_is_answered_within_the_bound(lost: int) -> None:
     plan = square()
     bound = REPLICA * len(plan.boxes[0].span) * 6
-    for wave in [each for each in carried_out(bounded(plan, bound), ReshapeRequest(4, 1)) if each.goal is not None]:
+    for wave in [each for each in carried_out(bounded(plan, bound), ReshapeRequest(4, 1)) if each.target is not None]:
         left = tuple(rank for rank in wave.ranks if rank != lost)
         here = {number: tuple(sorted(box.local_materializers & set(left))) for number, box in numbered(wave.boxes)}
         first = replan(wave, left, here, 1)
@@ -242,7 +242,7 @@ def test_a_reshape_for_which_one_box_has_no_room_is_refused_with_the_bytes_that_
 
 
 def test_the_checker_counts_by_itself() -> None:
-    first = next(plan for plan in carried_out(square(), ReshapeRequest(4, 1)) if plan.goal is not None)
+    first = next(plan for plan in carried_out(square(), ReshapeRequest(4, 1)) if plan.target is not None)
     needs = {rank: need.sync_bytes for rank, need in transition_memory(first).items()}
     rank = max(needs, key=lambda rank: needs[rank])
     check_plan(bounded(first, needs[rank]))

@@ -17,9 +17,9 @@ from itertools import groupby, pairwise
 
 from elaswave_fx.plan.make.derive import make_plan
 from elaswave_fx.plan.make.planner import plan_uniform
-from elaswave_fx.plan.next.goal import successor
 from elaswave_fx.plan.next.replan import Replicas, replan
 from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
+from elaswave_fx.plan.next.target_layout import successor
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.replicas.holders import choose_holders

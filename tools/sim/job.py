@@ -29,7 +29,7 @@ REPLICAS = 1
 
 RANKS_PER_HOST = 2
 SLOW = Link(0.0, 300.0)
-"""Of jobs of several units: parameters take so long that ranks get replicas for a goal before its lanes are taken."""
+"""Of jobs of several units: parameters take so long that ranks get replicas for a target before its lanes are taken."""
 
 MOST_PLANS = 50_000
 """Plans that a process remembers."""

@@ -132,10 +132,10 @@ class Planner:
 
     def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
         from elaswave_fx.plan.describe import shape_words
-        from elaswave_fx.plan.next import goal
+        from elaswave_fx.plan.next import target_layout
         from elaswave_fx.plan.predict.transition import Transition
 
-        plan = goal.successor(before.plan, held, self.replicas, request)
+        plan = target_layout.successor(before.plan, held, self.replicas, request)
         if plan is None:
             return None
         left = tuple(rank for rank in request.leaving if rank not in plan.ranks)
@@ -146,16 +146,16 @@ class Planner:
             planned,
             speeds=speeds,
             tried=tuple(rank for rank in speeds if rank in plan.topology.on_trial),
-            reshape=reshape if reshape is not None and goal.carries(before.plan, plan, reshape) else None,
-            aim=goal.aim_words(before.plan, plan),
+            reshape=reshape if reshape is not None and target_layout.carries(before.plan, plan, reshape) else None,
+            aim=target_layout.aim_words(before.plan, plan),
             layout=shape_words(plan) if plan.ranks == before.plan.ranks and plan.lanes != before.plan.lanes else "",
         )
 
     def why_not(self, before: Planned, reshape: ReshapeRequest, was_tried: bool) -> str | None:
-        from elaswave_fx.plan.next import goal
+        from elaswave_fx.plan.next.target_layout import why_never, why_nothing_follows
 
         plan: Plan = before.plan
-        return goal.why_nothing_follows(plan, reshape, self.replicas) if was_tried else goal.why_never(plan, reshape)
+        return why_nothing_follows(plan, reshape, self.replicas) if was_tried else why_never(plan, reshape)
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
         plan: Plan = planned.plan
@@ -174,8 +174,8 @@ class Planner:
         plan: Plan = planned.plan
         if plan.is_asked or not plan.lanes:
             return SlowRanks()
-        goal = plan.lanes if plan.goal is None else plan.goal.lanes
-        working = {rank for lanes in (plan.lanes, goal) for lane in lanes for rank in lane.ranks}
+        target = plan.lanes if plan.target is None else plan.target.lanes
+        working = {rank for lanes in (plan.lanes, target) for lane in lanes for rank in lane.ranks}
         highest = max(plan.topology.member(rank).speed for rank in working)
         drained = {
             member.rank: DrainedRank(member.speed, highest)

@@ -61,7 +61,7 @@ def plan_violations(plan: Plan) -> Iterator[str]:
     yield from _schedules(plan, tiles)
     yield from _memory(plan, tiles)
     yield from _clocks(plan, tiles)
-    yield from _goal(plan)
+    yield from _target(plan)
 
 
 def _lanes(plan: Plan) -> Iterator[str]:
@@ -85,16 +85,16 @@ def _lanes(plan: Plan) -> Iterator[str]:
             yield f"lane {number} ends at unit {position} of {len(plan.workload.units)}; a lane has all units"
 
 
-def _goal(plan: Plan) -> Iterator[str]:
+def _target(plan: Plan) -> Iterator[str]:
     """Faults of a target layout: its lanes must be possible for the ranks of the plan."""
-    if plan.goal is None:
+    if plan.target is None:
         return
-    then = replace(plan, lanes=plan.goal.lanes, goal=None)
+    then = replace(plan, lanes=plan.target.lanes, target=None)
     tiles = lane_tiles(then)
     for rule in (_lanes(then), _tiles(then, tiles), _plane(then, tiles), _micro_batches(then, tiles)):
-        yield from (f"its goal: {violation}" for violation in rule)
-    if plan.terminal_reason or not plan.goal.step_s > 0:
-        yield f"its goal has steps of {plan.goal.step_s} s; a goal is of a plan that takes steps, and takes some itself"
+        yield from (f"its target layout: {violation}" for violation in rule)
+    if plan.terminal_reason or not plan.target.step_s > 0:
+        yield f"its target layout has steps of {plan.target.step_s} s; plan and target layout both take steps"
 
 
 def _leaving(plan: Plan) -> Iterator[str]:

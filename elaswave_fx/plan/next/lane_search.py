@@ -26,7 +26,7 @@ from elaswave_fx.plan.make.planner import fits_memory, has_memory
 from elaswave_fx.plan.next.lane_candidates import Candidate, places
 from elaswave_fx.plan.next.objective import AtOnce, Objective
 from elaswave_fx.plan.next.policies import candidates
-from elaswave_fx.plan.plan import Goal, Plan
+from elaswave_fx.plan.plan import Plan, TargetLayout
 from elaswave_fx.plan.predict.exchange import ExchangeEstimate
 from elaswave_fx.plan.predict.frequency import with_clocks
 from elaswave_fx.plan.predict.transition_memory import (
@@ -36,8 +36,8 @@ from elaswave_fx.plan.predict.transition_memory import (
     without_replicas,
     without_room,
 )
-from elaswave_fx.plan.replicas.goal_replicas import replicas_for, replicas_read_anew
 from elaswave_fx.plan.replicas.holders import ReplicaSources, bucket_sharers, reassign_boxes, with_readers
+from elaswave_fx.plan.replicas.target_replicas import replicas_for, replicas_read_anew
 from elaswave_fx.plan.work.box import Box
 from elaswave_fx.plan.work.spans import Span
 from elaswave_fx.plan.work.tiling import Lane, tiles_of
@@ -192,7 +192,7 @@ class LaneSearch:
         plan = with_clocks(replace(found.plan, topology=replace(self._topology, power=power)))
         if found.choice is None or options.policy != "elaswave" or not {"dataflow", "graph"} <= set(options.axes):
             return replace(found, plan=plan)
-        make = partial(self.fitting, replicas=replicas, goal=found.plan.goal)
+        make = partial(self.fitting, replicas=replicas, target=found.plan.target)
         return replace(found, plan=cut_for_clocks(plan, make, self._stall_s))
 
     def _stall_s(self, lanes: Sequence[Lane]) -> float:
@@ -372,24 +372,24 @@ class LaneSearch:
         return f"beaten: {', '.join(named)}" if named else ""
 
     def fitting(
-        self, lanes: Sequence[Lane], replicas: int, goal: Goal | None = None, keeps: bool = False
+        self, lanes: Sequence[Lane], replicas: int, target: TargetLayout | None = None, keeps: bool = False
     ) -> Plan | None:
-        """The plan of these lanes at nominal clocks; None if it does not fit. It has `goal` if ranks get missing
+        """The plan of these lanes at nominal clocks; None if it does not fit. It has `target` if ranks get missing
         replicas for it, as many as have room. `keeps`: see `as_it_is`."""
         workload, tiles = self._plan.workload, tiles_of(lanes)
         boxes, sharers = with_readers(self._plan.boxes, workload, tiles), bucket_sharers(workload, tiles)
         by = ReplicaSources(self._topology, self._have, replicas, self._places, sharers=sharers)
-        if goal is None:
+        if target is None:
             kept = dict(enumerate(self._have)) if keeps else replicas_read_anew(self._plan.boxes, boxes, self._have)
             plan = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept))
             return self._with_boxes(lanes, boxes, by) if plan is None and kept else plan
         plan = self._with_boxes(lanes, boxes, by)
-        kept = {} if plan is None else replicas_for(goal, plan, self._have)
+        kept = {} if plan is None else replicas_for(target, plan, self._have)
         if not kept:
             return plan
         more = self._with_boxes(lanes, boxes, replace(by, wanted_by=kept, is_interim=True))
         is_nearer = more is not None and any(box.catching_up for box in more.boxes)
-        return replace(more, goal=goal) if more is not None and is_nearer else plan
+        return replace(more, target=target) if more is not None and is_nearer else plan
 
     def _with_boxes(self, lanes: Sequence[Lane], boxes: Sequence[Box], by: ReplicaSources) -> Plan | None:
         """The plan with `boxes` (readers set by these lanes) handed out, and as many new replicas as have room."""

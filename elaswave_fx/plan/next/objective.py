@@ -4,7 +4,7 @@ In: the step of a draft, and the stall before its first one. Out: steps. Terms c
 that rounding does not hide differences.
 
     AtOnce(life_s=3600).steps(2.0, stall_s=10)                           ->  1795
-    OnTheWay(goal_s=2.0, goal_stall_s=10, sync_s=30).steps(2.4, 0.0) ->  17.5, of which 12.5 before the goal
+    OnTheWay(target_s=2.0, target_stall_s=10, sync_s=30).steps(2.4, 0.0) ->  17.5, of which 12.5 before the target
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class AtOnce:
 
 @dataclass(frozen=True)
 class OnTheWay:
-    """Steps of an intermediate draft, left for a target layout of steps of `goal_s` once replicas are in sync. The
-    horizon is a stall of `goal_stall_s`, the sync and a planned reconfiguration, one after the other."""
+    """Steps of an intermediate draft, left for a target layout of steps of `target_s` once replicas are in sync. The
+    horizon is a stall of `target_stall_s`, the sync and a planned reconfiguration, one after the other."""
 
-    goal_s: float
-    goal_stall_s: float
+    target_s: float
+    target_stall_s: float
     sync_s: float
 
     @property
     def steps_without(self) -> float:
         """Committed steps if the target is taken without an intermediate draft."""
-        return (self.sync_s + PAUSE_S) / self.goal_s
+        return (self.sync_s + PAUSE_S) / self.target_s
 
     def steps(self, step_s: float, stall_s: float) -> float:
-        return self.sync_s / step_s + max(self.goal_stall_s - stall_s, 0.0) / self.goal_s
+        return self.sync_s / step_s + max(self.target_stall_s - stall_s, 0.0) / self.target_s
 
     def longest_s(self, steps: float) -> float:
-        before = steps - self.goal_stall_s / self.goal_s
+        before = steps - self.target_stall_s / self.target_s
         return self.sync_s / before if before > 0 else math.inf
 
 

@@ -20,9 +20,8 @@ from elaswave_fx.plan.next.lane_candidates import new_lanes, places, samples_of_
 from elaswave_fx.plan.next.lane_search import Choice, Found, LaneSearch
 from elaswave_fx.plan.next.objective import PAUSE_S, OnTheWay
 from elaswave_fx.plan.next.policies import POLICIES, candidates, next_workload
-from elaswave_fx.plan.plan import Goal, Plan, Predicted
+from elaswave_fx.plan.plan import Plan, Predicted, TargetLayout
 from elaswave_fx.plan.predict.frequency import clock_words
-from elaswave_fx.plan.replicas.goal_replicas import goal_words, sync_per_stall
 from elaswave_fx.plan.replicas.holders import (
     ReplicaSources,
     bucket_sharers,
@@ -30,6 +29,7 @@ from elaswave_fx.plan.replicas.holders import (
     fatal_domains,
     reassign_boxes,
 )
+from elaswave_fx.plan.replicas.target_replicas import sync_per_stall, target_words
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Epoch, Host, Member, Rank, Topology, local_topology
@@ -88,7 +88,7 @@ def _replan(
             parts = (
                 _changed(plan, found.plan),
                 *found.because,
-                *goal_words(found.plan),
+                *target_words(found.plan),
                 *(f"given up, for memory has no room on the way: {each}" for each in given_up[len(plan.given_up) :]),
                 *((found.plan.reason,) if found.plan.reason else ()),
                 *clock_words(found.plan),
@@ -104,10 +104,10 @@ def _replan(
 def _given_up(before: Plan, after: Plan) -> tuple[str, ...]:
     """Target layouts that the same ranks began and did not reach, including the previous plan's: memory may have room
     for the lanes, but not for replicas on the way to them."""
-    aim = before.goal
+    aim = before.target
     if after.ranks != before.ranks:
         return ()
-    if aim is None or after.goal is not None or after.lanes == aim.lanes:
+    if aim is None or after.target is not None or after.lanes == aim.lanes:
         return before.given_up
     return (*before.given_up, aim.reason)
 
@@ -132,14 +132,14 @@ def terminal_plan(
         reason=why,
         terminal_reason=why,
         clocks={},
-        goal=None,
+        target=None,
     )
 
 
 def wants_move(plan: Plan, replicas: Replicas, count: int) -> bool:
     """Whether `replan` with the same members would approach the target layout, change an owner, or make or drop a
     replica."""
-    if plan.goal is not None:
+    if plan.target is not None:
         return True
     have = _replicas_now(plan, plan.ranks, replicas)
     sharers = bucket_sharers(plan.workload, plan.tiles)
@@ -158,7 +158,7 @@ def _next_lanes(plan: Plan, search: LaneSearch, replicas: int, like: Choice | No
     `is_short`: `replicas` are fewer than requested. Existing replicas then stay, or syncing them would start over.
     """
     if plan.lanes and _only_leavers_went(plan, search.ranks):
-        found = None if plan.goal is None else _nearer(plan, plan.goal, search, replicas)
+        found = None if plan.target is None else _nearer(plan, plan.target, search, replicas)
         leaver_computes = any(rank in search.leaving for lane in plan.lanes for rank in lane.ranks)
         if found is None and not leaver_computes:
             found = search.as_it_is(replicas, keeps=is_short)
@@ -172,14 +172,14 @@ def _next_lanes(plan: Plan, search: LaneSearch, replicas: int, like: Choice | No
 
 def _is_asked(plan: Plan, lanes: tuple[Lane, ...]) -> bool:
     """Whether the user requested these lanes of the same ranks."""
-    goal = plan.goal
-    return (plan.is_asked and lanes == plan.lanes) or (goal is not None and goal.is_asked and lanes == goal.lanes)
+    target = plan.target
+    return (plan.is_asked and lanes == plan.lanes) or (target is not None and target.is_asked and lanes == target.lanes)
 
 
 def _only_leavers_went(plan: Plan, ranks: Sequence[Rank]) -> bool:
     """Whether these are the plan's ranks, but for leavers that had no work any more."""
     gone = set(plan.ranks) - set(ranks)
-    lanes = (*plan.lanes, *(plan.goal.lanes if plan.goal is not None else ()))
+    lanes = (*plan.lanes, *(plan.target.lanes if plan.target is not None else ()))
     return (
         set(ranks) <= set(plan.ranks)
         and gone <= set(plan.topology.leaving)
@@ -187,16 +187,16 @@ def _only_leavers_went(plan: Plan, ranks: Sequence[Rank]) -> bool:
     )
 
 
-def _nearer(plan: Plan, goal: Goal, search: LaneSearch, replicas: int) -> Found | None:
+def _nearer(plan: Plan, target: TargetLayout, search: LaneSearch, replicas: int) -> Found | None:
     """The present lanes while replicas of the target sync, then the target's lanes; None if neither fits. Lanes for a
     larger batch than the staying ranks' are not kept, and none are where goals are blocking."""
     samples = sum(samples_of_lanes(plan))
     goes_on = samples == plan.workload.samples and plan.workload.options.goals != "blocking"
-    syncing = search.fitting(plan.lanes, replicas, goal) if goes_on else None
-    if syncing is not None and syncing.goal is not None:
+    syncing = search.fitting(plan.lanes, replicas, target) if goes_on else None
+    if syncing is not None and syncing.target is not None:
         return Found(syncing, ("lanes as before",))
-    reached = search.fitting(goal.lanes, replicas)
-    return None if reached is None else Found(reached, ("the goal is reached", goal.reason))
+    reached = search.fitting(target.lanes, replicas)
+    return None if reached is None else Found(reached, ("the target layout is reached", target.reason))
 
 
 def _on_the_way_to(
@@ -206,8 +206,8 @@ def _on_the_way_to(
     they are no better, or if goals are blocking. `like`: as for `replan_like`."""
     if plan.workload.options.goals == "blocking":
         return None
-    goal = Goal(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
-    objective = OnTheWay(goal.step_s, found.stall_s, found.stall_s * sync_per_stall(plan))
+    target = TargetLayout(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
+    objective = OnTheWay(target.step_s, found.stall_s, found.stall_s * sync_per_stall(plan))
     total_s = found.stall_s + objective.sync_s + PAUSE_S
     if like is not None and like.on_the_way is None:  # no intermediate lanes were better there either
         return None
@@ -218,8 +218,8 @@ def _on_the_way_to(
     if first is None or objective.steps(first.plan.predicted.step_s, first.stall_s) <= objective.steps_without:
         return None
     stays = plan.workload.options.goals == "never"
-    interim = search.fitting(first.plan.lanes, replicas, None if stays else goal)
-    if interim is None or (interim.goal is None and not stays):
+    interim = search.fitting(first.plan.lanes, replicas, None if stays else target)
+    if interim is None or (interim.target is None and not stays):
         return None
     return replace(first, plan=interim, choice=found.choice._replace(on_the_way=first.choice))
 

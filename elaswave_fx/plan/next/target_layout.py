@@ -1,10 +1,10 @@
 """Target layouts of unchanged ranks: better lanes, even shares, no superfluous replicas. Pure.
 
-In: a plan whose replicas are all in sync. Out: its target layout (`Goal`), or the next plan on the way to it.
+In: a plan whose replicas are all in sync. Out: its target layout (`TargetLayout`), or the next plan on the way to it.
 
-    goal(plan, plan.topology, count=1)   ->  Goal(lanes of three stages, a step of 410 ms, "units cut anew: ...")
+    better_target(plan, plan.topology, 1)  ->  TargetLayout(lanes of three stages, a step of 410 ms, "units cut anew…")
     successor(plan, replicas, count=1, …)  ->  the same lanes, with replicas for the target's; then its lanes; then None
-    the same, rank 2 leaves              ->  the same, for lanes without it; then a plan without it
+    the same, rank 2 leaves                ->  the same, for lanes without it; then a plan without it
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from elaswave_fx.plan.next.objective import AtOnce, InBackground, Objective
 from elaswave_fx.plan.next.policies import next_workload
 from elaswave_fx.plan.next.replan import Replicas, replan, wants_move
 from elaswave_fx.plan.next.replan_request import ReplanRequest, ReshapeRequest
-from elaswave_fx.plan.plan import Goal, Plan
+from elaswave_fx.plan.plan import Plan, TargetLayout
 from elaswave_fx.plan.predict.transition_memory import Short
-from elaswave_fx.plan.replicas.goal_replicas import replica_without_room, sync_per_stall
+from elaswave_fx.plan.replicas.target_replicas import replica_without_room, sync_per_stall
 from elaswave_fx.plan.work.box import BoxId, numbered
 from elaswave_fx.plan.work.tiling import Lane
 from elaswave_fx.plan.work.topology import Rank, Topology
@@ -31,7 +31,7 @@ WORTH = 1.03
 """Minimal speedup of a target layout's steps: it costs replica traffic and two stops of all ranks."""
 
 
-def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
+def better_target(plan: Plan, topology: Topology, count: int) -> TargetLayout | None:
     """The candidate lanes that commit most steps, reached from `plan` in its workload's mode; None if they are not
     worth it. `topology`: the plan's ranks with their present speeds. `count`: replicas of a box."""
     if not plan.lanes:
@@ -50,7 +50,7 @@ def goal(plan: Plan, topology: Topology, count: int) -> Goal | None:
     found = search.with_clocks(found, replicas)
     if found.plan.predicted.step_s * WORTH > now_s:
         return None
-    return _goal_of(found)
+    return _target_of(found)
 
 
 def _objective(plan: Plan, topology: Topology, now_s: float) -> Objective:
@@ -89,7 +89,7 @@ def successor(plan: Plan, replicas: Replicas, count: int, request: ReplanRequest
     return replace(following, reason="; ".join((*speed_words(plan.topology, following.topology), following.reason)))
 
 
-def reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Goal | None:
+def reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> TargetLayout | None:
     """The requested lanes on the first ranks, with the best cuts and shares; None if they are impossible or do not
     fit."""
     if reshape.dp is None or reshape.pp is None or why_never(plan, reshape) is not None:
@@ -118,7 +118,7 @@ def aim_words(before: Plan, following: Plan) -> str:
     which = "the requested layout" if _comes_as_asked(following) else "another layout"
     if following.lanes != before.lanes:
         return f"{which} is taken"
-    if following.goal is not None and following.goal != before.goal:
+    if following.target is not None and following.target != before.target:
         return f"replicas begin to sync for {which}"
     return "owners move"
 
@@ -141,11 +141,11 @@ def why_nothing_follows(plan: Plan, reshape: ReshapeRequest, count: int) -> str:
     """Why a valid reshape leads to no other plan. Ranks may leave before it can be carried out."""
     if reshape.is_best:
         return f"no other layout is known that makes steps {WORTH - 1:.0%} shorter"
-    goal = reshape_target(plan, reshape, count)
-    short = None if goal is None else _without_room(plan, goal)
+    target = reshape_target(plan, reshape, count)
+    short = None if target is None else _without_room(plan, target)
     if short is not None:
         return f"{reshape.words()}: {short.words}"
-    if goal is not None and goal.reason in plan.given_up:
+    if target is not None and target.reason in plan.given_up:
         why = "memory has no room for all replicas at once, nor for the lanes with fewer"
         return f"{reshape.words()}: was given up, for {why}"
     return f"{reshape.words()}: " + (
@@ -170,7 +170,7 @@ def _leaves(plan: Plan, leaving: Sequence[Rank], before: Sequence[Rank], count: 
     yield plan.topology
 
 
-def lanes_without(plan: Plan, count: int) -> Goal | None:
+def lanes_without(plan: Plan, count: int) -> TargetLayout | None:
     """The best lanes of the ranks that stay; the present lanes if only these ranks compute in them. None if these ranks
     cannot continue alone."""
     staying = plan.topology.staying
@@ -182,17 +182,17 @@ def lanes_without(plan: Plan, count: int) -> Goal | None:
     return _with_most_replicas(search, find, min(count, len(staying.members) - 1))
 
 
-def _with_most_replicas(search: LaneSearch, find: Callable[[int], Found | None], most: int) -> Goal | None:
+def _with_most_replicas(search: LaneSearch, find: Callable[[int], Found | None], most: int) -> TargetLayout | None:
     """The lanes that `find` returns for the most replicas per box that fit, up to `most`; None if none fit."""
     for replicas in range(most, -1, -1):
         found = find(replicas)
         if found is not None:
-            return _goal_of(search.with_clocks(found, replicas))
+            return _target_of(search.with_clocks(found, replicas))
     return None
 
 
-def _goal_of(found: Found) -> Goal:
-    return Goal(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
+def _target_of(found: Found) -> TargetLayout:
+    return TargetLayout(found.plan.lanes, found.plan.predicted.step_s, found.because[0])
 
 
 def _without_overdue(plan: Plan, replicas: Replicas, count: int, overdue: Sequence[Rank]) -> Plan | None:
@@ -233,16 +233,16 @@ def _successor(plan: Plan, replicas: Replicas, count: int, looks: bool) -> Plan 
     if following is not None:
         return following
     if any(rank in plan.topology.leaving for lane in _lanes_to_come(plan) for rank in lane.ranks):
-        plan = replace(plan, goal=lanes_without(plan, count))
+        plan = replace(plan, target=lanes_without(plan, count))
     # Where memory is short, there may be no room for the requested replicas: then there is no successor.
     if wants_move(plan, replicas, count):
         following = replan(plan, plan.ranks, replicas, count)
         if _differs(plan, following):
             return following
-    found = goal(plan, plan.topology, count) if looks else None
+    found = better_target(plan, plan.topology, count) if looks else None
     if found is None:
         return None
-    following = replan(replace(plan, goal=found), plan.ranks, replicas, count)
+    following = replan(replace(plan, target=found), plan.ranks, replicas, count)
     return following if _differs(plan, following) else None
 
 
@@ -266,20 +266,20 @@ def _with_reshape_target(plan: Plan, reshape: ReshapeRequest, count: int) -> Pla
     fit, or if they were given up."""
     if reshape.is_best:
         return replace(plan, is_asked=False)
-    goal = reshape_target(plan, reshape, count)
+    target = reshape_target(plan, reshape, count)
     if (
-        goal is None
-        or goal.lanes == plan.lanes
-        or goal.reason in plan.given_up
-        or _without_room(plan, goal) is not None
+        target is None
+        or target.lanes == plan.lanes
+        or target.reason in plan.given_up
+        or _without_room(plan, target) is not None
     ):
         return plan
-    return replace(plan, goal=goal)
+    return replace(plan, target=target)
 
 
-def _without_room(plan: Plan, goal: Goal) -> Short | None:
+def _without_room(plan: Plan, target: TargetLayout) -> Short | None:
     """A replica for which no rank would ever have room. None where goals are blocking, as no replicas are made then."""
-    return None if plan.workload.options.goals == "blocking" else replica_without_room(goal, plan)
+    return None if plan.workload.options.goals == "blocking" else replica_without_room(target, plan)
 
 
 def _have_shape(lanes: Sequence[Lane], reshape: ReshapeRequest) -> bool:
@@ -288,16 +288,16 @@ def _have_shape(lanes: Sequence[Lane], reshape: ReshapeRequest) -> bool:
 
 
 def _comes_as_asked(plan: Plan) -> bool:
-    return plan.is_asked if plan.goal is None else plan.goal.is_asked
+    return plan.is_asked if plan.target is None else plan.target.is_asked
 
 
 def _lanes_to_come(plan: Plan) -> tuple[Lane, ...]:
-    return plan.lanes if plan.goal is None else plan.goal.lanes
+    return plan.lanes if plan.target is None else plan.target.lanes
 
 
 def _differs(one: Plan, other: Plan) -> bool:
     """Whether the plans differ in work, ownership or replicas."""
-    return (one.lanes, one.goal) != (other.lanes, other.goal) or any(
+    return (one.lanes, one.target) != (other.lanes, other.target) or any(
         a.owner != b.owner or set(a.replica_ranks) != set(b.replica_ranks)
         for a, b in zip(one.boxes, other.boxes, strict=True)
     )

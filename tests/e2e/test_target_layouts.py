@@ -1,4 +1,4 @@
-"""A loss is answered at once, and the goal reached while training goes on: with the bits of one rank."""
+"""A loss is answered at once, and the target reached while training goes on: with the bits of one rank."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def plans(run: Run) -> list[Plan]:
     return [Plan.from_json(path.read_text()) for path in found]
 
 
-def test_a_goal_is_reached_with_the_bits_of_one_rank(tmp_path: Path) -> None:
+def test_a_target_is_reached_with_the_bits_of_one_rank(tmp_path: Path) -> None:
     alone = run_job(small_config("gpt_stdlib", *WORDS), tmp_path / "alone")
     fault = f"faults=[{{step: {LOST_AFTER}, rank: 3, kind: kill, phase: backward}}]"
     config = small_config("gpt_stdlib", *WORDS, "parallel.dp=3", "parallel.pp=2", fault)
     run = run_with_plan(config, tmp_path / "run", on_slow_links)
     assert (alone.code, run.code) == (0, 0)
     found = plans(run)
-    on_the_way = [plan for plan in found if plan.goal is not None]
+    on_the_way = [plan for plan in found if plan.target is not None]
     assert on_the_way, [plan.reason for plan in found]
-    goal = on_the_way[0].goal
-    assert goal is not None and goal.step_s * 1.03 < on_the_way[0].predicted.step_s
-    assert any(plan.lanes == goal.lanes for plan in found), [plan.reason for plan in found]
-    assert found[-1].goal is None and all(len(box.holders) == 1 for box in found[-1].boxes)
-    reached = next(number for number, plan in enumerate(found) if plan.lanes == goal.lanes)
+    target = on_the_way[0].target
+    assert target is not None and target.step_s * 1.03 < on_the_way[0].predicted.step_s
+    assert any(plan.lanes == target.lanes for plan in found), [plan.reason for plan in found]
+    assert found[-1].target is None and all(len(box.holders) == 1 for box in found[-1].boxes)
+    reached = next(number for number, plan in enumerate(found) if plan.lanes == target.lanes)
     change = Transition.of(found[reached - 1], found[reached])
     assert change.gained and not change.parameters, "parameters are made from replicas that are there"
     assert run.losses == alone.losses
@@ -59,7 +59,7 @@ def test_a_goal_is_reached_with_the_bits_of_one_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("goals", ["blocking", "never"])
-def test_what_is_taken_without_a_goal_has_the_bits_of_one_rank(goals: str, tmp_path: Path) -> None:
+def test_what_is_taken_without_a_target_has_the_bits_of_one_rank(goals: str, tmp_path: Path) -> None:
     words = ("exact=true", "steps=20", "global_batch=12", "eval.every=0")
     alone = run_job(small_config("gpt_stdlib", *words), tmp_path / "alone")
     fault = f"faults=[{{step: {LOST_AFTER}, rank: 3, kind: kill, phase: backward}}]"
@@ -67,7 +67,7 @@ def test_what_is_taken_without_a_goal_has_the_bits_of_one_rank(goals: str, tmp_p
     run = run_with_plan(config, tmp_path / "run", on_slow_links)
     assert (alone.code, run.code) == (0, 0)
     before, after, *_ = found = plans(run)
-    assert all(plan.goal is None for plan in found), [plan.reason for plan in found]
+    assert all(plan.target is None for plan in found), [plan.reason for plan in found]
     assert bool(Transition.of(before, after).parameters) == (goals == "blocking"), after.reason
     assert run.losses == alone.losses
     assert run.summary["params_digest"] == alone.summary["params_digest"]

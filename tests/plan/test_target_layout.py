@@ -11,11 +11,11 @@ import pytest
 from elaswave_fx.errors import PlanError
 from elaswave_fx.plan.check.check_plan import check_plan
 from elaswave_fx.plan.make.planner import most_memory, plan_uniform
-from elaswave_fx.plan.next.goal import WORTH, goal, successor
 from elaswave_fx.plan.next.objective import AtOnce, InBackground, OnTheWay
 from elaswave_fx.plan.next.replan import replan
 from elaswave_fx.plan.next.replan_request import ReplanRequest
-from elaswave_fx.plan.plan import Goal, Plan
+from elaswave_fx.plan.next.target_layout import WORTH, better_target, successor
+from elaswave_fx.plan.plan import Plan, TargetLayout
 from elaswave_fx.plan.predict.transition import Transition
 from elaswave_fx.plan.replicas.owners import UNEVEN
 from elaswave_fx.plan.work.box import numbered
@@ -80,15 +80,16 @@ def lose_5(goals: str = "background") -> Plan:
     return change(with_goals(job(4, 4, 32, 16), goals), *(rank for rank in range(16) if rank != 5))
 
 
-def test_a_loss_is_answered_at_once_and_then_by_the_goal() -> None:
+def test_a_loss_is_answered_at_once_and_then_by_the_target() -> None:
     first = lose_5()
-    assert first.goal is not None and "the goal is another" in first.reason
-    assert first.goal.step_s * WORTH < first.predicted.step_s
+    assert first.target is not None and "the target layout is" in first.reason
+    assert first.target.step_s * WORTH < first.predicted.step_s
     rest = list(follow(first))
-    reached = next(plan for plan in rest if plan.goal is None)
+    reached = next(plan for plan in rest if plan.target is None)
     *waves, before = (first, *rest[: rest.index(reached)])
-    assert all(plan.lanes == first.lanes and plan.goal == first.goal for plan in (*waves, before))
-    assert reached.lanes == first.goal.lanes and reached.goal is None and "the goal is reached" in reached.reason
+    assert all(plan.lanes == first.lanes and plan.target == first.target for plan in (*waves, before))
+    assert reached.lanes == first.target.lanes and reached.target is None
+    assert "the target layout is reached" in reached.reason
     assert Transition.of(before, reached).parameter_bytes == 0, "what is computed with is made from replicas"
     last = rest[-1]
     assert last.lanes == reached.lanes and deviation_of(last) <= UNEVEN
@@ -97,18 +98,18 @@ def test_a_loss_is_answered_at_once_and_then_by_the_goal() -> None:
 
 def test_blocking_takes_the_best_at_once_and_parameters_travel_in_the_stop() -> None:
     before, first = with_goals(job(4, 4, 32, 16), "blocking"), lose_5("blocking")
-    wanted = lose_5().goal
-    assert wanted is not None and first.lanes == wanted.lanes and first.goal is None
+    wanted = lose_5().target
+    assert wanted is not None and first.lanes == wanted.lanes and first.target is None
     assert Transition.of(before, first).parameter_bytes > 0
-    assert all(plan.lanes == first.lanes and plan.goal is None for plan in follow(first))
+    assert all(plan.lanes == first.lanes and plan.target is None for plan in follow(first))
 
 
 def test_never_stays_with_what_is_possible_at_once() -> None:
     on_the_way, first = lose_5(), lose_5("never")
-    assert first.lanes == on_the_way.lanes and first.goal is None and "goal" not in first.reason
-    better = goal(first, first.topology, 1)
+    assert first.lanes == on_the_way.lanes and first.target is None and "target" not in first.reason
+    better = better_target(first, first.topology, 1)
     assert better is not None and better.step_s * WORTH < first.predicted.step_s, "which nobody looks for"
-    assert all(plan.lanes == first.lanes and plan.goal is None for plan in follow(first))
+    assert all(plan.lanes == first.lanes and plan.target is None for plan in follow(first))
 
 
 @pytest.mark.parametrize("goals", ["background", "blocking", "never"])
@@ -140,7 +141,7 @@ def test_no_box_has_fewer_replicas_on_the_way() -> None:
 def test_what_a_user_has_asked_for_stays_until_ranks_come_or_go() -> None:
     asked = job(2, 2, 8, 8, room=None, link=Link())  # lanes of one stage would be shorter, for they have no bubbles
     assert asked.is_asked and not list(follow(asked))
-    better = goal(asked, asked.topology, 1)
+    better = better_target(asked, asked.topology, 1)
     assert better is not None and better.step_s * WORTH <= asked.predicted.step_s
     assert not change(asked, 0, 1, 2).is_asked
 
@@ -149,7 +150,7 @@ def test_plans_come_to_rest() -> None:
     for plan in (job(2, 2, 8, 8), job(3, 2, 8, 8), job(2, 4, 16, 8, room=None)):
         for lost in range(0, len(plan.ranks), 2):
             rest = list(follow(change(plan, *(rank for rank in plan.ranks if rank != lost))))
-            assert not rest or rest[-1].goal is None
+            assert not rest or rest[-1].target is None
 
 
 def replicas_of(plan: Plan) -> list[tuple[Rank, set[Rank], set[Rank]]]:
@@ -157,18 +158,18 @@ def replicas_of(plan: Plan) -> list[tuple[Rank, set[Rank], set[Rank]]]:
     return [(box.owner, set(box.holders), set(box.catching_up)) for box in plan.boxes]
 
 
-def test_a_goal_waits_while_ranks_sync_and_is_forgotten_with_its_ranks() -> None:
+def test_a_target_waits_while_ranks_sync_and_is_forgotten_with_its_ranks() -> None:
     first = lose_5()
-    assert first.goal is not None
+    assert first.target is not None
     have = {n: tuple(r for r in b.replica_ranks if r not in b.catching_up) for n, b in numbered(first.boxes)}
     again = replan(first, first.ranks, have, 1)
-    assert again.lanes == first.lanes and again.goal == first.goal
+    assert again.lanes == first.lanes and again.target == first.target
     assert replicas_of(again) == replicas_of(first)
     fewer = change(first, *(rank for rank in first.ranks if rank != 9))
-    assert fewer.goal is None or 9 not in {rank for lane in fewer.goal.lanes for rank in lane.ranks}
+    assert fewer.target is None or 9 not in {rank for lane in fewer.target.lanes for rank in lane.ranks}
 
 
-def test_replicas_for_a_goal_take_no_more_memory_than_there_is() -> None:
+def test_replicas_for_a_target_take_no_more_memory_than_there_is() -> None:
     for room in (1.05, 1.2, 1.5):
         try:
             plan = change(job(4, 4, 32, 16, room), *(rank for rank in range(16) if rank != 5))
@@ -182,30 +183,30 @@ def test_replicas_for_a_goal_take_no_more_memory_than_there_is() -> None:
 def test_ranks_that_come_get_replicas_while_the_others_go_on() -> None:
     before = job(4, 1, 1, 40, room=None, elements=4 * ELEMENTS)
     joined = change(before, *range(5))
-    assert joined.lanes == before.lanes and joined.goal is not None and not joined.tile(Rank(4)).units
+    assert joined.lanes == before.lanes and joined.target is not None and not joined.tile(Rank(4)).units
     assert not Transition.of(before, joined).parameter_bytes
     reached = next(follow(joined))
     assert reached.tile(Rank(4)).units and not Transition.of(joined, reached).parameter_bytes
 
 
 @pytest.mark.parametrize("broken", ["rank", "plane", "step"])
-def test_the_checker_looks_at_goals(broken: str) -> None:
+def test_the_checker_looks_at_targets(broken: str) -> None:
     plan = lose_5()
-    assert plan.goal is not None
-    lanes: tuple[Lane, ...] = plan.goal.lanes
+    assert plan.target is not None
+    lanes: tuple[Lane, ...] = plan.target.lanes
     if broken == "rank":
         stage = lanes[0].stages[0]
         gone = replace(stage, ranks=(Rank(5), *stage.ranks[1:]))
         lanes = (replace(lanes[0], stages=(gone, *lanes[0].stages[1:])), *lanes[1:])
     elif broken == "plane":
         lanes = (*lanes, lanes[0])
-    with pytest.raises(PlanError, match="its goal"):
-        check_plan(replace(plan, goal=Goal(lanes, 0.0 if broken == "step" else 1.0, "broken")))
+    with pytest.raises(PlanError, match="its target layout"):
+        check_plan(replace(plan, target=TargetLayout(lanes, 0.0 if broken == "step" else 1.0, "broken")))
 
 
 def test_objectives_count_steps() -> None:
     assert AtOnce(100.0).steps(2.0, 10.0) == 45 and AtOnce(100.0).longest_s(50) == 2.0
-    on_the_way = OnTheWay(goal_s=2.0, goal_stall_s=10.0, sync_s=30.0)
+    on_the_way = OnTheWay(target_s=2.0, target_stall_s=10.0, sync_s=30.0)
     assert on_the_way.steps(2.5, 4.0) == 12 + 3 and on_the_way.longest_s(17.0) == 2.5
     assert on_the_way.steps_without == pytest.approx(15.025)
     assert InBackground(100.0, now_s=4.0, ratio=2.0).steps(2.0, 10.0) == pytest.approx(5 + 79.95 / 2)
@@ -226,22 +227,22 @@ def slow_rank(plan: Plan, switch_bytes: int) -> tuple[Plan, ReplanRequest]:
         (*slow_rank(job(2, 2, 5, 3, room=1.5, elements=200_000), 2_457_600), True),
     ],
 )
-def test_a_goal_that_memory_is_too_short_to_reach_is_given_up_once(
+def test_a_target_that_memory_is_too_short_to_reach_is_given_up_once(
     first: Plan, asked: ReplanRequest | None, is_reached: bool
 ) -> None:
     """Then the next best lanes are, if they are worth it."""
     plans = [first, *follow(first, asked)]
-    begun = [plan.goal.reason for plan in plans if plan.goal is not None]
-    goals = [goal for goal, _ in groupby(begun)]
+    begun = [plan.target.reason for plan in plans if plan.target is not None]
+    goals = [target for target, _ in groupby(begun)]
     assert len(set(goals)) == len(goals), "nothing is begun again"
     last = plans[-1]
-    assert last.given_up == tuple(goals[: len(goals) - is_reached]) and last.goal is None
+    assert last.given_up == tuple(goals[: len(goals) - is_reached]) and last.target is None
     (told,) = [plan.reason for plan in plans if "given up" in plan.reason]
     assert f"given up, for memory has no room on the way: {goals[0]}" in told
     assert (last.lanes == first.lanes) is not is_reached
 
 
-def test_a_goal_that_was_given_up_is_tried_again_when_a_rank_has_another_speed() -> None:
+def test_a_target_that_was_given_up_is_tried_again_when_a_rank_has_another_speed() -> None:
     first = change(job(2, 2, 8, 4, room=1.0, elements=5000), *range(5))
     (*_, last) = follow(first)
     assert last.given_up

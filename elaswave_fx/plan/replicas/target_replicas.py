@@ -3,7 +3,7 @@
 In: a plan, its target layout, the replica holders of each box. Out: box -> ranks that need a replica. Replicas are made
 in waves, as there is room (`transition_memory.py`). Boxes without one are sent as parameters when the lanes are taken.
 
-    replicas_for(goal, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
+    replicas_for(target, plan, have)  ->  {12: (3,), 13: (3,)}: rank 3 will run the unit of boxes 12 and 13
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from elaswave_fx.plan.plan import Goal, Plan
+from elaswave_fx.plan.plan import Plan, TargetLayout
 from elaswave_fx.plan.predict.transition_memory import Short, needed_without_replicas, room_for_replicas, without_room
 from elaswave_fx.plan.replicas.holders import with_readers
 from elaswave_fx.plan.work.box import Box, numbered
@@ -26,9 +26,9 @@ LEAST_FREE = 0.1
 ByBox = Mapping[int, tuple[Rank, ...]]
 
 
-def replicas_for(goal: Goal, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBox:
-    """Replicas that ranks need for `goal` while they compute as in `plan`; empty if none has to be made."""
-    after = with_readers(plan.boxes, plan.workload, tiles_of(goal.lanes))
+def replicas_for(target: TargetLayout, plan: Plan, have: Sequence[tuple[Rank, ...]]) -> ByBox:
+    """Replicas that ranks need for `target` while they compute as in `plan`; empty if none has to be made."""
+    after = with_readers(plan.boxes, plan.workload, tiles_of(target.lanes))
     found: defaultdict[int, list[Rank]] = defaultdict(list)
     is_complete = True
     for number, (now, then) in enumerate(zip(plan.boxes, after, strict=True)):
@@ -59,20 +59,20 @@ def sync_per_stall(plan: Plan) -> float:
     return states / max(1, sum(bucket.work_bytes for bucket in work.buckets)) / max(free, LEAST_FREE)
 
 
-def goal_words(plan: Plan) -> Iterator[str]:
+def target_words(plan: Plan) -> Iterator[str]:
     """The target layout and the replicas for it, in words."""
-    if plan.goal is not None:
+    if plan.target is not None:
         syncing = sum(len(box.catching_up) for _, box in numbered(plan.boxes))
         yield (
-            f"the goal is another: {plan.goal.reason}, a step of {plan.goal.step_s * 1e3:.3g} ms, once {syncing} "
+            f"the target layout is {plan.target.reason}, a step of {plan.target.step_s * 1e3:.3g} ms, once {syncing} "
             "replicas of boxes are in sync"
         )
 
 
-def replica_without_room(goal: Goal, plan: Plan) -> Short | None:
+def replica_without_room(target: TargetLayout, plan: Plan) -> Short | None:
     """A replica of the target layout that never has room, for a plan whose replicas are in sync; None if all can be
     made, in one wave or more."""
-    missing = replicas_for(goal, plan, [box.replica_ranks for box in plan.boxes])
+    missing = replicas_for(target, plan, [box.replica_ranks for box in plan.boxes])
     boxes: list[Box] = []
     for number, box in numbered(plan.boxes):
         syncing = tuple(rank for rank in missing.get(number, ()) if rank not in box.replica_ranks)
