@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 from elaswave_fx.program.keys import DRAWS, DROPOUT, draws
-from elaswave_fx.program.mode_calls import calls_apart, drawing_calls
+from elaswave_fx.program.mode_calls import ModeCalls, operator_name
 from elaswave_fx.program.state_kept import state_kept
 from elaswave_fx.program.trial_values import perturbed
 
@@ -127,45 +128,63 @@ def evaluation_agrees(
     spread of the model's draws in evaluation.
 
     Perturbed parameters and buffers must agree too: a gate that starts at 0, or an average that starts at its target,
-    hides a difference between the modes. So may a bound that no value reaches yet: see `calls_apart`.
+    hides a difference between the modes. So may a bound that no value reaches yet: see `ModeCalls`.
     """
     samples = len(next(iter(batch.values()))) if program.dynamic_batch else program.granule
     part = {name: tensor[:samples].clone() for name, tensor in batch.items()}
     was_training = model.training
-    model.eval()
+    model.train()
     try:
-        if not _agrees(program, model, state, part) or calls_apart(model, part):
+        if not _evaluates(program, model, state, part) or ModeCalls.of(model, part).differ(*_what_counts(program)):
             return False
-        if _draws_that_count(program) > drawing_calls(model, part):
-            return False  # such as noise on a label in a few, which the trial need not hit
         with state_kept(model), contextlib.suppress(RuntimeError, ValueError):  # state that cannot be moved is not
             moved = {name: perturbed(tensor, name) for name, tensor in state.items()}
             with torch.no_grad():
-                for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                for name, tensor in _state_of(model):
                     tensor.copy_(moved[name])
-            return _agrees(program, model, moved, part)
+            return _evaluates(program, model, moved, part)
         return True
     finally:
         model.train(was_training)
 
 
-def _draws_that_count(program: Program) -> int:
-    """Number of draws of the derived evaluation on which its loss or count depends."""
+def _evaluates(
+    program: Program, model: torch.nn.Module, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
+) -> bool:
+    """Whether both agree once a model in training has got into evaluation mode, which may not change state, as by
+    averages in the place of weights."""
+    before = {name: tensor.detach().clone() for name, tensor in _state_of(model)}
+    model.eval()
+    try:
+        same = all(torch.equal(tensor, before[name]) for name, tensor in _state_of(model))
+        return same and _agrees(program, model, state, batch)
+    finally:
+        model.train()
+
+
+def _state_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _what_counts(program: Program) -> tuple[Counter[str], int]:
+    """Operators of the derived evaluation by name, and number of draws, on which its loss or count depends."""
     wanted: set[str] = set()
-    found = 0
+    operators: Counter[str] = Counter()
+    drawn = 0
     for unit in reversed(program.units):
         graph = evaluation_graph(unit).graph
         results = zip(output_nodes(graph), evaluation_results(unit), strict=True)
-        output_node(graph).args = (
-            tuple(node for node, each in results if each.name in wanted or each.kind in _MEASURED),
-        )
+        needed = tuple(node for node, each in results if each.name in wanted or each.kind in _MEASURED)
+        output_node(graph).args = (needed,)
         for node in calls(graph):
             if is_aten(node, "aten.full_like"):
                 node.args = (None, *node.args[1:])  # it takes a shape alone
         graph.eliminate_dead_code()
-        found += len(draws(graph))
+        drawn += len(draws(graph))
+        operators.update(operator_name(str(node.target)) for node in calls(graph))
         wanted |= {source_of(node).name for node in placeholders(graph) if node.users}
-    return found
+    return operators, drawn
 
 
 def _agrees(

@@ -82,7 +82,7 @@ def replay(
 
 def _why_not(record: Record, part: Part, program: Program | str) -> str | None:
     if not part.config.exact:
-        return "the run was without exact=true: one rank need not compute the bits that several have computed"
+        return "the run was without exact=true, which alone promises that one rank computes the same bits"
     if isinstance(program, str):
         return program
     device = make_device(part.config.device)

@@ -239,6 +239,48 @@ class Cauchy(Classifier):
         return super().features(x) + torch.empty(x.shape[0], 1).cauchy_().clamp(-1, 1)
 
 
+class RareLabels(Classifier):
+    """Labels of a class that no trial has count for nothing, in training alone; by a mask, or in place."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__(layers=1)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training and self.in_place:
+            y = y.clone()
+            y[y == 77] = 0
+        elif self.training:
+            y = y.masked_fill(y == 77, 0)
+        return super().forward(x, y)
+
+
+class HardSamples(Classifier):
+    """Only losses above a bound count in training, which all are at first."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        losses = F.cross_entropy(self.head(self.features(x)), y, reduction="none")
+        if self.training:
+            losses = losses * (losses > 1e-9)
+        return losses.sum(), torch.ones_like(y).sum()
+
+
+class Swapped(Classifier):
+    """Evaluates averages, which `eval` puts in the place of the weights, and which are equal at first."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("average", self.head.weight.detach().clone())
+
+    def train(self, mode: bool = True) -> Swapped:
+        if mode != self.training:
+            with torch.no_grad():
+                now = self.head.weight.clone()
+                self.head.weight.copy_(self.average)
+                self.average.copy_(now)
+        return super().train(mode)
+
+
 class OwnAverages(Classifier):
     """Updates bounds of its inputs in training, and reads none of them."""
 
@@ -248,7 +290,7 @@ class OwnAverages(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         if self.training:
-            self.least.copy_(torch.minimum(self.least, x.detach().amin((0, 1)).clamp(max=0.0)))
+            self.least.copy_(torch.minimum(self.least * 0.9, x.detach().amin((0, 1)).clamp(max=0.0)))
         return super().features(x)
 
 
@@ -259,6 +301,10 @@ class OwnAverages(Classifier):
         (BoundInTraining(layers=1), False),
         (NoisyLabels(layers=1), False),
         (NoisyLabelsOfAlways(layers=1), False),
+        (RareLabels(in_place=False), False),
+        (RareLabels(in_place=True), False),
+        (HardSamples(layers=1), False),
+        (Swapped(), False),
         (OwnAverages(), True),
         (OtherWeight(layers=1), False),
         (EveryDraw(layers=1), True),
