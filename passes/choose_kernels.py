@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.passes.differentiate import rewrite_joints
-from elaswave_fx.program import keys  # noqa: F401  registers torch.ops.elaswave
+from elaswave_fx.program import keyed_draws  # noqa: F401  registers torch.ops.elaswave
 from elaswave_fx.program.ir import Program, argument, calls, copy_graph, emit, is_aten, value_of
 
 _KERNELS: dict[str, tuple[Any, int]] = {

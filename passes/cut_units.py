@@ -39,7 +39,7 @@ from elaswave_fx.program.ir import (
     unit_of,
     value_of,
 )
-from elaswave_fx.program.keys import draw_index, draws, set_draw_index
+from elaswave_fx.program.keyed_draws import draw_index, draws, set_draw_index
 from elaswave_fx.program.samples import fixed_shape, locate_samples, per_sample_shape, sized_axis
 
 aten = torch.ops.aten

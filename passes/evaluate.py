@@ -39,7 +39,7 @@ from elaswave_fx.program.ir import (
     statistics_of,
     value_of,
 )
-from elaswave_fx.program.keys import DRAWS, DROPOUT, draws
+from elaswave_fx.program.keyed_draws import DRAWS, DROPOUT, draws
 from elaswave_fx.program.mode_calls import ModeCalls, operator_name
 from elaswave_fx.program.state_kept import state_kept
 from elaswave_fx.program.trial_values import perturbed

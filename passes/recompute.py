@@ -19,7 +19,7 @@ from torch import fx
 from elaswave_fx.passes.differentiate import Joint, joints_of
 from elaswave_fx.passes.estimate_cost import VIEWS, view_base
 from elaswave_fx.program.ir import Program, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
-from elaswave_fx.program.keys import DRAWS
+from elaswave_fx.program.keyed_draws import DRAWS
 
 _HEAVY = (
     "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten.native_layer_norm",

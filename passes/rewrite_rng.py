@@ -38,7 +38,7 @@ from elaswave_fx.program.ir import (
     source_of,
     value_of,
 )
-from elaswave_fx.program.keys import NO_AXIS, UNIFORM, keyed_dropout, keyed_normal, keyed_uniform
+from elaswave_fx.program.keyed_draws import NO_AXIS, UNIFORM, keyed_dropout, keyed_normal, keyed_uniform
 from elaswave_fx.program.samples import locate_samples, sample_dims
 
 aten = torch.ops.aten

@@ -23,7 +23,7 @@ from elaswave_fx.plan.lower.engine_spec import key_stream
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.work.tiling import Tile
 from elaswave_fx.program.count import Counter, cut_count
-from elaswave_fx.program.keys import sample_keys
+from elaswave_fx.program.keyed_draws import sample_keys
 from elaswave_fx.words import number_ranges
 from elaswave_fx.worker.engine import vouched_inputs
 from elaswave_fx.worker.feed import content_of

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elaswave_fx.program.keys import NORMAL, UNIFORM
+from elaswave_fx.program.keyed_draws import NORMAL, UNIFORM
 
 
 class UnknownDraw(Exception):

@@ -15,7 +15,7 @@ from elaswave_fx.passes.rewrite_rng import RewriteRng
 from elaswave_fx.program.coupling_trial import coupled_by_trial
 from elaswave_fx.program.invariants import verify
 from elaswave_fx.program.ir import argument, calls, is_aten, output_node
-from elaswave_fx.program.keys import DROPOUT, draw_index, draws
+from elaswave_fx.program.keyed_draws import DROPOUT, draw_index, draws
 from elaswave_fx.program.text import graph_text
 from tests import philox_numpy
 from tests.passes.compiled import Program, captured, front, keys_for, run_graph, state_of

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.plan.make.planner import are_uniform
 from tools.bench.gpt_job import FOUR_COLUMNS, EmulatedLanes, GptJob, tiny
-from tools.bench.losses import MODES
+from tools.bench.lost_ranks import MODES
 from tools.bench.namespaces import missing
 from tools.bench.own_job import OwnJob
 from tools.bench.processes import BenchFailed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tools.bench.losses import GOAL_TABLE, POLICY_TABLE
+from tools.bench.lost_ranks import GOAL_TABLE, POLICY_TABLE
 from tools.bench.reconfigurations import JOIN_TABLE, MIGRATION_TABLE, SWITCH_TABLE
 from tools.bench.scenarios import Table
 from tools.bench.speeds import CLOCK_TABLE, SLOW_TABLE

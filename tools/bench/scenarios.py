@@ -1,7 +1,7 @@
 """Scenarios: a job runs, something disturbs it, figures are read off its recording and compared with a target, with the
 same run before, or with a rival.
 
-A scenario is a row of a benchmark's table (`losses.py`, `speeds.py`, `reconfigurations.py`). Its sides take turns: jobs
+A scenario is a row of a table (`lost_ranks.py`, `speeds.py`, `reconfigurations.py`). Its sides take turns: jobs
 of the same recipe, each with overrides and a script of its own. What is special about a row is a function that it
 names: a script, which watches the run and may disturb it; `figures`; `notes`, which describes runs under the table.
 

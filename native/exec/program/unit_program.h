@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "exec/program/link.h"
+#include "exec/program/link_operators.h"
 #include "exec/program/program.h"
 
 namespace elaswave::exec {

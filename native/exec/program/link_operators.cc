@@ -1,4 +1,4 @@
-#include "exec/program/link.h"
+#include "exec/program/link_operators.h"
 
 #include <ATen/core/jit_type.h>
 #include <c10/core/Device.h>

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from elaswave_fx.program.keys import keyed_dropout, keyed_normal, keyed_uniform, sample_keys
+from elaswave_fx.program.keyed_draws import keyed_dropout, keyed_normal, keyed_uniform, sample_keys
 from tests import philox_numpy
 
 
