@@ -121,7 +121,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     check_evaluation(source)
     clock.lap("data")
     model = make_model(config, source.dataset)
-    awake = (*_set_to_train(model), *_doubles(model))
+    awake = (*_set_to_train(model), *_doubles(model), *_extra_states(model))
     if config.model.kind == "hf":
         refuse_other_classes(cast("Any", model).model.config, source.dataset.class_names)
         if config.model.task is None:
@@ -179,6 +179,13 @@ def _doubles(model: nn.Module) -> tuple[str, ...]:
     found = [name for name, parameter in model.named_parameters() if parameter.dtype == torch.float64]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (f"model: {found[0]}{more} in float64: kept and updated in fp32, computed with as it is",) if found else ()
+
+
+def _extra_states(model: nn.Module) -> tuple[str, ...]:
+    """That checkpoints have tensors alone, if modules have state of another kind."""
+    own = [each for each in model.modules() if type(each).get_extra_state is not nn.Module.get_extra_state]
+    more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+    return (f"model: checkpoints leave out get_extra_state() of {type(own[0]).__name__}{more}",) if own else ()
 
 
 def _set_to_train(model: nn.Module) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ shells. User errors raise `ConfigError` (exit code 2 at the entry points).
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import secrets
@@ -27,7 +28,7 @@ from elaswave_fx.control.coordinator.service import CoordinatorSpec
 from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.protocol.register import Register
 from elaswave_fx.control.protocol.types import Activation, Assignment, Stamp, Term, Version
-from elaswave_fx.control.store.file_store import FileStore, refuse_foreign, settle_dead_jobs
+from elaswave_fx.control.store.file_store import MEMORY, FileStore, refuse_foreign, settle_dead_jobs
 from elaswave_fx.control.store.ledger import covers_once, head_of, restored_alike, standing
 from elaswave_fx.control.tcp import port_of
 from elaswave_fx.errors import PlanError
@@ -105,12 +106,18 @@ def _run(spec: JobSpec, listener: socket.socket, log: RunLog, stop: Stop) -> int
                 recorder.planned(built.plan, built.units, built.samples, spec.ranks)
                 supervisor = _start(spec, built, listener, recorder, progress, log, stop)
             except OSError as error:
-                failure = Failure("launcher", f"the job cannot be started ({error})")
+                failure = Failure("launcher", f"the job cannot be started ({error}){_cure(error)}")
             else:
                 failure = supervisor.run()
     if failure is not None:
         return _failed(recorder, log, failure)
     return _ended(spec, recorder, log, stop)
+
+
+def _cure(error: OSError) -> str:
+    """The way out where the folder in memory is too small, as that of a container by default."""
+    in_memory = error.errno == errno.ENOSPC and str(error.filename).startswith(f"{MEMORY}/")
+    return f"; {MEMORY} needs a few MB, which a container gets by docker run --shm-size=1g" if in_memory else ""
 
 
 def _preload(modules: tuple[str, ...]) -> None:

@@ -107,6 +107,33 @@ def test_that_parameters_in_double_are_kept_in_single_precision_is_said(tmp_path
     assert "model: weight and 1 more in float64: kept and updated in fp32, computed with as it is" in built.notes
 
 
+class Extra(nn.Module):
+    """Has state that is no tensor, in a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.part(x).square().sum(), torch.full((), x.shape[0])
+
+
+class Part(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 3}
+
+
+def test_that_checkpoints_leave_out_extra_state_is_said(tmp_path: Path) -> None:
+    words = [f"model._target_={__name__}.Extra", f"data._target_={__name__}.Vectors", "global_batch=4"]
+    assert "model: checkpoints leave out get_extra_state() of Part" in build.build(load_config(words), tmp_path).notes
+
+
 def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"cache.dir={tmp_path}", "optimizer=adamw", "optimizer.weight_decay=0.1"]
     program = update_program(load_config(words))

@@ -125,6 +125,7 @@ def test_a_memory_for_files_that_is_full_before_refuses_the_run(tmp_path: Path) 
         run = job.wait()
     assert run.code == 1
     assert "error: launcher: the job cannot be started ([Errno 28] No space left on device: '/dev/shm/" in run.console
+    assert "/dev/shm needs a few MB" in run.console
 
 
 def test_room_is_kept_and_given_up_for_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
