@@ -439,7 +439,7 @@ def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: 
     if eval_batches and not artifact.evaluation_exact:
         raise ConfigError(
             f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
-            "running statistics explain, or changes parameters or buffers in it; nearest valid: eval.every=0"
+            "batch norm explain, or changes parameters or buffers in it; nearest valid: eval.every=0"
         )
     device = make_device(config.device)
     device.set_up(threads=1, deterministic=config.exact)

@@ -1,16 +1,17 @@
-"""Calls that a forward pass makes in one mode alone: values of a few samples at first weights need not tell them.
+"""Calls that a forward pass makes in one mode alone, whose effect the values of a few samples need not show.
 
     calls = ModeCalls.of(model, batch)
     calls.differ(operators, draws=0)    ->  True for `if not self.training: x = x.clamp(-5, 5)`, within which all lies
 
-What training calls alone may be right: a mask that evaluation replaces by its mean, updates of buffers. So it counts
+Only pieces of functions can hide: smooth functions that are equal near the trial's numbers are equal. What training
+calls alone may be right, such as the mask of a dropout by hand, which evaluation replaces by its mean. So it counts
 only if the derived evaluation has more such operators than evaluation has.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,32 +22,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elaswave_fx.program.state_kept import SEED, state_kept
 
-_WITHOUT_EFFECT = {"detach", "clone", "contiguous", "requires_grad_"}
-_DRAW_WORDS = ("rand", "normal", "uniform", "bernoulli", "exponential", "multinomial", "dropout", "geometric", "cauchy")
-
-_SWITCHES = {"clamp", "where", "masked_fill", "minimum", "maximum", "nan_to_num", "relu", "threshold", "index_put"}
-"""Operators that may change no value of a trial, and values to come."""
+_IN_PIECES = {
+    "abs", "argmax", "argmin", "ceil", "celu", "clamp", "elu", "embedding", "eq", "floor", "floor_divide", "fmod",
+    "gather", "ge", "gt", "hardshrink", "hardsigmoid", "hardswish", "huber_loss", "index", "isclose", "isfinite",
+    "isinf", "isnan", "kthvalue", "le", "leaky_relu", "lt", "max", "median", "min", "mode", "ne", "prelu", "relu",
+    "remainder", "round", "searchsorted", "bucketize", "selu", "sign", "smooth_l1_loss", "softshrink", "sort",
+    "threshold", "topk", "trunc", "where",
+}  # fmt: skip
+"""Operators, by `operator_name`, that compute otherwise for other numbers."""
 
 _OTHER_NAMES = {
-    "clip": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "hardtanh": "clamp", "truediv": "div",
-    "true_divide": "div", "rtruediv": "div", "rsub": "sub", "radd": "add", "rmul": "mul", "iadd": "add",
-    "isub": "sub", "imul": "mul", "itruediv": "div", "rpow": "pow", "square": "pow", "greater": "gt", "less": "lt",
-    "greater_equal": "ge", "less_equal": "le", "not_equal": "ne", "fmin": "minimum", "fmax": "maximum",
-    "setitem": "index_put", "multiply": "mul", "subtract": "sub", "divide": "div", "absolute": "abs",
+    "clip": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "hardtanh": "clamp", "relu6": "clamp",
+    "nan_to_num": "where", "masked_fill": "where", "masked_scatter": "where", "index_put": "where", "setitem": "where",
+    "masked_select": "index", "getitem": "index", "index_select": "index", "take": "index",
+    "take_along_dim": "gather", "greater": "gt", "less": "lt", "greater_equal": "ge", "less_equal": "le",
+    "not_equal": "ne", "amax": "max", "maximum": "max", "fmax": "max", "amin": "min", "minimum": "min", "fmin": "min",
+    "absolute": "abs", "argsort": "sort", "mod": "remainder", "floordiv": "floor_divide", "sgn": "sign",
 }  # fmt: skip
 
 Batch = Mapping[str, torch.Tensor]
 
 
 def operator_name(name: str) -> str:
-    """One name for operators that do the same: `Tensor.__rsub__`, `aten.sub.Tensor` and `sub_` are "sub"."""
+    """One name for operators alike: "gt" for `Tensor.__gt__`, `aten.gt.Scalar` and `torch.greater`."""
     bare = name.removeprefix("aten.").removeprefix("aten::").partition(".")[0].strip("_")
     return _OTHER_NAMES.get(bare, bare)
 
 
 @dataclass(frozen=True)
 class ModeCalls:
-    """Functions that evaluation and training call, by name, and the operators and draws of evaluation."""
+    """Calls of functions in pieces that loss or count depend on, in both modes; operators and draws of evaluation."""
 
     evaluation: Counter[str]
     training: Counter[str]
@@ -70,34 +75,60 @@ class ModeCalls:
         """Whether evaluation is another than the derived one with these operators, by `operator_name`, and draws."""
         if self.evaluation - self.training or draws > self.draws:
             return True
-        alone = set(self.training - self.evaluation)
-        masks = any(word in name for word in _DRAW_WORDS for name in alone)
-        names = {operator_name(name) for name in alone}
-        return any(operators.get(name, 0) > self.operators[name] for name in (names & _SWITCHES if masks else names))
+        return any(operators.get(name, 0) > self.operators[name] for name in self.training - self.evaluation)
 
 
 def _calls(model: nn.Module, batch: Batch) -> Counter[str]:
     with state_kept(model), torch.random.fork_rng(devices=()), torch.enable_grad(), _Functions() as functions:
         torch.manual_seed(SEED)
-        model(**batch)
-    return functions.counts
+        results = model(**batch)
+    return functions.behind(results)
 
 
 class _Functions(TorchFunctionMode):
-    """Counts calls that make or change tensors, by name."""
+    """Records calls, and which call made or last changed a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[str] = Counter()
+        self._calls: list[tuple[str, tuple[int, ...]]] = []  # (name, numbers of the calls that made its operands)
+        self._maker: dict[int, int] = {}  # by id of a tensor
+        self._kept: list[torch.Tensor] = []  # so that no id is used twice
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name == "__setitem__" or (name not in _WITHOUT_EFFECT and any(_tensors((result,)))):
-            self.counts[name] += 1
+        if name == "__getitem__" and not any(_tensors(args[1:])):
+            name = "slice"
+        changed = [args[0]] if args and name.endswith("_") and isinstance(args[0], torch.Tensor) else []
+        changed += [each._base for each in changed if each._base is not None]
+        self._calls.append((operator_name(name), self._makers((args, kwargs))))
+        for each in (*_tensors(result), *changed):
+            self._maker[id(each)] = len(self._calls) - 1
+            self._kept.append(each)
         return result
+
+    def _makers(self, values: Any) -> tuple[int, ...]:
+        """The calls that made these tensors; all calls for one that an autograd.Function has made, which is no call."""
+        found: set[int] = set()
+        for each in _tensors(values):
+            if id(each) in self._maker:
+                found.add(self._maker[id(each)])
+            elif each.grad_fn is not None:
+                found.update(range(len(self._calls)))
+        return tuple(found)
+
+    def behind(self, results: Any) -> Counter[str]:
+        """Calls of functions in pieces that these results depend on, by name."""
+        waiting = list(self._makers(results))
+        seen: set[int] = set()
+        while waiting:
+            number = waiting.pop()
+            if number not in seen:
+                seen.add(number)
+                waiting += self._calls[number][1]
+        return Counter(name for name, _ in (self._calls[number] for number in seen) if name in _IN_PIECES)
 
 
 class _Operators(TorchDispatchMode):
@@ -116,9 +147,11 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[bool]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield True
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

@@ -281,6 +281,49 @@ class Swapped(Classifier):
         return super().train(mode)
 
 
+class StraightThrough(Classifier):
+    """Rounds in both modes, in training with a gradient of its own; looks at its inputs in evaluation."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        hard = features.round()
+        if not self.training:
+            self.largest = x.detach().abs().max()
+        return features + (hard - features).detach() if self.training else hard
+
+
+class Masked(Classifier):
+    """torch's encoder tries in evaluation whether samples can be nested."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(self.encoder(x, src_key_padding_mask=x[..., 0] > 1e4))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+class BoundBehindFunction(Classifier):
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return Scaled.apply(features if self.training else features.clamp(-1e4, 1e4))  # type: ignore[no-any-return]
+
+
 class OwnAverages(Classifier):
     """Updates bounds of its inputs in training, and reads none of them."""
 
@@ -305,7 +348,10 @@ class OwnAverages(Classifier):
         (RareLabels(in_place=True), False),
         (HardSamples(layers=1), False),
         (Swapped(), False),
+        (BoundBehindFunction(layers=1), False),
         (OwnAverages(), True),
+        (StraightThrough(layers=1), True),
+        (Masked(), True),
         (OtherWeight(layers=1), False),
         (EveryDraw(layers=1), True),
         (MaskedInEvaluation(layers=1), False),
