@@ -19,6 +19,9 @@ from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.later import later
 
 _STEPS = (0, 1, 2, 1000)
+_ASKED = 1024
+"""Number of first steps, and of steps spread over a run, for which a schedule is asked: it may remember at some alone,
+as a milestone."""
 _KEEP = (
     "_to_copy", "alias", "clone", "contiguous", "copy", "detach", "empty_like", "expand", "full_like",
     "lift_fresh_copy", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "reshape", "sym_size", "view",
@@ -31,7 +34,8 @@ _AGAIN = "any rank may do any step, and do it again"
 
 def check_schedule(factor: Callable[[int], float], function: Any, place: str, total_steps: int) -> None:
     """Refuse a schedule whose factor for a step differs between calls."""
-    steps = sorted({0, 1, 2, total_steps // 2, total_steps - 1} & set(range(total_steps)))
+    spread = range(0, total_steps, max(1, total_steps // _ASKED))
+    steps = sorted({*range(min(total_steps, _ASKED)), *spread, total_steps - 1} & set(range(total_steps)))
     cure = "compute the factor from the step alone, as schedulers of torch do in closed form"
     _refuse_unsteady(factor, steps, function, f"{place}: the factor", cure)
 
@@ -40,7 +44,10 @@ def check_hyper_values(optimizer: Any, groups: Sequence[str], place: str) -> Non
     """Refuse `hyper_values` that differ between calls."""
 
     asked = {
-        f"{step}, lr {rate}, {group}": (step, rate, group) for rate in _RATES for step in _STEPS for group in groups
+        f"{step}, lr {rate}, {group}": (step, rate, group)
+        for rate in _RATES
+        for step in (*range(_ASKED), *_STEPS)
+        for group in groups
     }
     cure = "compute them from step, lr and group alone"
     _refuse_unsteady(

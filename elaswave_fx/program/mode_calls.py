@@ -99,7 +99,7 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name == "__getitem__" and not any(_tensors(args[1:])):
+        if name == "__getitem__" and next(_tensors(args[1:]), None) is None:
             name = "slice"
         changed = [args[0]] if args and name.endswith("_") and isinstance(args[0], torch.Tensor) else []
         changed += [each._base for each in changed if each._base is not None]
