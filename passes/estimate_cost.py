@@ -63,7 +63,7 @@ def _one_sample(size: Any) -> int:
     expression = size.node.expr
     try:
         found = int(expression.subs(dict.fromkeys(expression.free_symbols, 1)))
-    except ZeroDivisionError:  # by what is less than a row for a single sample
+    except (ZeroDivisionError, TypeError):  # by what is less than a row for a single sample; TypeError for 1 / 0
         found = 0
     return max(found, 1)  # such as half a row, where forward pairs samples
 

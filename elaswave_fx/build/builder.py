@@ -38,7 +38,7 @@ from elaswave_fx.checkpoint.initial_state import InitialState, save_state, tenso
 from elaswave_fx.checkpoint.manifest import plain_config
 from elaswave_fx.checkpoint.start import ANEW, Start, checkpoint_folder
 from elaswave_fx.config.keys import Config
-from elaswave_fx.data import Source, check_evaluation, open_source
+from elaswave_fx.data import Source, check_evaluation, load_batch, open_source
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.data.sample_digest import SampleDigest, digest_data
@@ -68,7 +68,7 @@ from elaswave_fx.plan.work.options import PlanOptions
 from elaswave_fx.plan.work.topology import Host, HostLink, Link, Topology, local_topology
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.forward_code import forward_code
-from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.held_state import HeldState, python_state_kept
 from elaswave_fx.program.model_fingerprint import fingerprint
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.shared_storage import refuse_shared_storage
@@ -138,6 +138,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
     _refuse_late_buffers(model, stored)
+    _refuse_told(config, source, model, batches[0], computed)
     key = program_key(config, model_print, batches[0], code, computed)
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
@@ -422,6 +423,25 @@ def _refuse_single_samples(config: Config, artifact: Artifact) -> None:
             f"parallel.granule=1: the model computes with samples of a batch together ({artifact.batch_coupled[0]}), "
             f"and would get each alone; nearest valid: parallel.granule={config.global_batch if rest else share}"
         )
+
+
+def _refuse_told(
+    config: Config, source: Source, model: nn.Module, batch: dict[str, torch.Tensor], computed: str
+) -> None:
+    """Refuse a forward pass that reads what the schedule or the dataset changes, such as a global with the step.
+    `computed`: `computed_text` of before."""
+    held = HeldState(model)
+    try:
+        make_schedule(config.schedule, config.steps)(config.steps - 1)
+        load_batch(source.dataset, source.train, config.global_batch, 1)
+        changes = held.changes()
+        if changes and computed_text(model, batch) != computed:
+            raise CaptureError(
+                f"model: forward depends on {changes[0].title}, which the schedule or the dataset changes: its program "
+                "is captured once; a way out is a field of the samples, or a buffer that forward updates"
+            )
+    finally:
+        held.restore()
 
 
 def build_job(config: Config, run_dir: Path, planner: Planner = plan_of, start: Start = ANEW) -> BuildResult:

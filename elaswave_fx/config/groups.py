@@ -186,7 +186,9 @@ def _tokenizer(node: Mapping[str, Any]) -> dict[str, Any]:
 def _cache(node: Mapping[str, Any]) -> dict[str, Any]:
     folder = node.get("dir")
     path = default_cache_dir() if folder is None else str(folder)
-    return {**node, "dir": os.path.abspath(os.path.expanduser(path))}
+    path = os.path.abspath(os.path.expanduser(path))
+    validation.refuse_other_bytes(path, "cache.dir")
+    return {**node, "dir": path}
 
 
 def _passes(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@
     child.send("hello", port=4711)
     launcher.receive(timeout_s=1.0)  ->  Message("hello", {"port": 4711})
 
-Kinds from a worker: hello{info} detached{} step{…} eval{…} event{…} share{summary} done{summary} error{name, message,
-traceback}; from the launcher: peers{infos} halt{}. From the builder: built{result} (JSON) or error.
+Kinds from a worker: hello{info} detached{} step{…} eval{…} event{…} share{summary} done{summary} warned{signal}
+error{classes, message, lost_rank}; from the launcher: peers{infos} halt{}. From the builder: built{result} or error.
 From the coordinator: event{…} told{rank, what, fields} ended{rank} trouble{text} alive{}; to it: exited{rank}
 finished{rank} saved{version, epoch}. A message has at most `MESSAGE_BYTES_MAX` bytes, so tensors do not travel here.
 One thread uses an end at a time.
@@ -67,11 +67,12 @@ class Channel:
 
     @staticmethod
     def packed(kind: str, **fields: Any) -> bytes:
-        """A message as bytes. Raises `CommError` if it is too long."""
+        """A message as bytes. Raises `CommError` if it is too long, `TypeError` or `OverflowError` for a value that no
+        message has."""
         try:
-            body = msgspec.msgpack.encode([kind, fields], enc_hook=_plain_number)
+            body = msgspec.msgpack.encode([kind, fields], enc_hook=_plain)
         except UnicodeEncodeError:  # such as an error about a path whose bytes are no UTF-8
-            body = msgspec.msgpack.encode([kind, _printable(fields)], enc_hook=_plain_number)
+            body = msgspec.msgpack.encode([kind, _printable(fields)], enc_hook=_plain)
         if len(body) > MESSAGE_BYTES_MAX:
             raise CommError(f"channel: message {kind} has {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
         return _LENGTH.pack(len(body)) + body
@@ -132,11 +133,17 @@ class Channel:
             del self._buffer[: _LENGTH.size + length]
 
 
-def _plain_number(value: object) -> float:
-    """The number of a subclass, such as a NumPy float that a user's schedule returns."""
-    if isinstance(value, float):
-        return float(value)
-    raise TypeError(f"channel: {type(value).__name__} is no type of a message")
+def _plain(value: object) -> float | str:
+    """A number or text of a subclass, such as a NumPy float that a user's schedule returns."""
+    match value:
+        case int():
+            return int(value)
+        case float():
+            return float(value)
+        case str():
+            return str.__str__(value)
+        case _:
+            raise TypeError(f"channel: {type(value).__name__} is no type of a message")
 
 
 def _printable(value: Any) -> Any:

@@ -158,10 +158,11 @@ def _call(body: Callable[[Channel], None], channel: Channel, log: Path, needs_lo
 
 def error_fields(error: BaseException) -> dict[str, object]:
     """Return an exception as message fields: names of its classes (nearest first), and its message."""
+    rank = getattr(error, "rank", None)
     return {
         "classes": [kind.__name__ for kind in type(error).__mro__],
         "message": str(error) or type(error).__name__,
-        "lost_rank": getattr(error, "rank", None),
+        "lost_rank": rank if isinstance(rank, int) else None,
     }
 
 

@@ -39,7 +39,8 @@ class EqualDraws(TorchDispatchMode):
         in_place = func._schema.name.endswith("_")
         like = given.get("self")
         sizes = given["size"] if "size" in given else _shape(given)
-        dtype = given.get("dtype") or (like.dtype if isinstance(like, torch.Tensor) else torch.get_default_dtype())
+        tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
+        dtype = given.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
         drawn = _DRAWS[name](sizes, given).to(dtype)
         return like.copy_(drawn) if in_place and isinstance(like, torch.Tensor) else drawn
 

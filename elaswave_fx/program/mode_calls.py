@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +64,14 @@ class ModeCalls:
         """Run both modes, with gradients, as torch's own layers decide by them. The model's mode is restored."""
         was_training = model.training
         try:
-            model.train(False)
-            with _Operators() as operators:
-                evaluation = _calls(model, batch)
-            model.train(True)
-            return ModeCalls(evaluation, _calls(model, batch), operators.counts, operators.draws)
+            model.eval()
+            try:
+                evaluation, operators = _evaluated(model, batch, torch.enable_grad())
+            except RuntimeError:  # such as numpy() of what has a gradient
+                evaluation, operators = _evaluated(model, batch, torch.no_grad())
+            model.train()
+            with torch.enable_grad():
+                return ModeCalls(evaluation, _calls(model, batch), operators.counts, operators.draws)
         finally:
             model.train(was_training)
 
@@ -78,8 +82,15 @@ class ModeCalls:
         return any(operators.get(name, 0) > self.operators[name] for name in self.training - self.evaluation)
 
 
+def _evaluated(
+    model: nn.Module, batch: Batch, gradients: AbstractContextManager[object]
+) -> tuple[Counter[str], _Operators]:
+    with gradients, _Operators() as operators:
+        return _calls(model, batch), operators
+
+
 def _calls(model: nn.Module, batch: Batch) -> Counter[str]:
-    with state_kept(model), torch.random.fork_rng(devices=()), torch.enable_grad(), _Functions() as functions:
+    with state_kept(model), torch.random.fork_rng(devices=()), _Functions() as functions:
         torch.manual_seed(SEED)
         results = model(**batch)
     return functions.behind(results)

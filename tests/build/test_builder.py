@@ -134,6 +134,43 @@ def test_that_checkpoints_leave_out_extra_state_is_said(tmp_path: Path) -> None:
     assert "model: checkpoints leave out get_extra_state() of Part" in build.build(load_config(words), tmp_path).notes
 
 
+NOW = {"step": 0, "index": 0}
+
+
+class Told(nn.Linear):
+    """Reads what others note in a global."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(2, 2)
+        self.name = name
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x).square().sum() * (1.0 + NOW[self.name]), torch.full((), x.shape[0])
+
+
+def noting(step: int) -> float:
+    NOW["step"] = step
+    return 1.0
+
+
+class Noting(Vectors):
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        NOW["index"] = index
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("name", ["step", "index", "none"])
+def test_what_a_schedule_or_a_dataset_tells_forward_is_refused(tmp_path: Path, name: str) -> None:
+    NOW["none"] = 0
+    words = [f"model._target_={__name__}.Told", f"+model.name={name}", f"data._target_={__name__}.Noting"]
+    config = load_config([*words, f"schedule._target_={__name__}.noting", "global_batch=4", "steps=9"])
+    if name == "none":
+        assert build.build(config, tmp_path).artifact.programs
+        return
+    with pytest.raises(CaptureError, match="forward depends on NOW.*, which the schedule or the dataset changes"):
+        build.build(config, tmp_path)
+
+
 def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"cache.dir={tmp_path}", "optimizer=adamw", "optimizer.weight_decay=0.1"]
     program = update_program(load_config(words))

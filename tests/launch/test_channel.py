@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import threading
 
 import numpy as np
@@ -35,8 +36,8 @@ def test_messages_arrive_in_order_and_whole() -> None:
 
 def test_a_user_s_numbers_and_names_arrive() -> None:
     left, right = Channel.pair()
-    left.send("step", lr=np.float64(0.1), tile=(1, 2))
-    assert right.receive(1.0) == Message("step", {"lr": 0.1, "tile": [1, 2]})
+    left.send("step", lr=np.float64(0.1), tile=(1, 2), signal=signal.SIGINT, name=np.str_("a"))
+    assert right.receive(1.0) == Message("step", {"lr": 0.1, "tile": [1, 2], "signal": 2, "name": "a"})
     left.send("error", message="no file a\udc80", classes=["OSError"], more={"\udc81": ("\udc82", 1)})
     printed = {"message": r"no file a\udc80", "classes": ["OSError"], "more": {r"\udc81": [r"\udc82", 1]}}
     assert right.receive(1.0) == Message("error", printed)

@@ -324,6 +324,61 @@ class BoundBehindFunction(Classifier):
         return Scaled.apply(features if self.training else features.clamp(-1e4, 1e4))  # type: ignore[no-any-return]
 
 
+class Indexed(Classifier):
+    """Takes the last of each sample's vectors by indices."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layers[0](x)[torch.arange(x.shape[0]), torch.full((x.shape[0],), TOKENS - 1)]
+
+
+class MovesAlways(Classifier):
+    """Reads a mean that it moves, in both modes."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x - self.mean)
+        self.mean.copy_(0.9 * self.mean + 0.1 * x.detach().mean((0, 1)))
+        return features
+
+
+class WithoutGradient(Classifier):
+    """Looks in evaluation at what has no numbers for NumPy while it has a gradient."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        if not self.training:
+            self.seen = features.numpy()
+        return features
+
+
+class NotANumber(Classifier):
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("unknown", torch.full((2,), float("nan")))
+
+
+class OwnEval(Classifier):
+    """Has a mode of its own, which only eval() sets."""
+
+    exact = False
+
+    def eval(self) -> OwnEval:
+        super().eval()
+        self.exact = True
+        return self
+
+    def train(self, mode: bool = True) -> OwnEval:
+        self.exact = False
+        return super().train(mode)
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features.clamp(-1e4, 1e4) if self.exact else features
+
+
 class OwnAverages(Classifier):
     """Updates bounds of its inputs in training, and reads none of them."""
 
@@ -350,6 +405,11 @@ class OwnAverages(Classifier):
         (Swapped(), False),
         (BoundBehindFunction(layers=1), False),
         (OwnAverages(), True),
+        (Indexed(layers=1), True),
+        (MovesAlways(), False),
+        (WithoutGradient(layers=1), True),
+        (NotANumber(), True),
+        (OwnEval(layers=1), False),
         (StraightThrough(layers=1), True),
         (Masked(), True),
         (OtherWeight(layers=1), False),

@@ -72,8 +72,11 @@ class JobFile:
         """Write the file beside the store; it has the job's token, so only its owner may read it."""
         path = self.job_folder().job_file
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(file, "wb") as stream:
-            stream.write(msgspec.json.encode(self))
+        try:
+            with os.fdopen(file, "wb") as stream:
+                stream.write(msgspec.json.encode(self))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         return path
 
     @staticmethod
