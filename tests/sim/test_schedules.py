@@ -176,6 +176,11 @@ def test_a_link_keeps_its_order_while_it_is_silent() -> None:
     assert run_schedule(200263).violation is None
 
 
+def test_a_coordinator_that_was_superseded_while_it_waited_does_not_end_the_job() -> None:
+    """It was stopped, another one took over, and it alone had waited for a replica as long as a job may."""
+    assert run_schedule(20005047).violation is None
+
+
 def test_a_job_that_is_over_does_not_wait_for_one_that_hangs() -> None:
     outcome = run_schedule(1_098_308)
     assert outcome.violation is None and outcome.said["over"] == 1

@@ -375,7 +375,9 @@ def _on_tick(state: Coordinator, event: Tick, now_s: float) -> Result:
     # A coordinator that was stopped has received nothing for that reason: silence counts from now.
     state = replace(state, tick_s=now_s, detector=state.detector.afresh(now_s) if paused else state.detector)
     actions: tuple[Act, ...] = ()
-    if (state.phase == TAKING or state.proposal) and now_s - state.asked_s > state.timeouts.resend_s:
+    # While it waits for a replica, another one may have taken over: only the store tells, and it must not end the job.
+    asks = state.phase == TAKING or state.proposal or (state.phase == PREPARING and state.waiting)
+    if asks and now_s - state.asked_s > state.timeouts.resend_s:
         state = replace(state, asked_s=now_s)
         actions += (state.proposal if state.proposal is not None else Read(),)
     if state.phase == PREPARING:
