@@ -97,6 +97,20 @@ class CountsInHyperValues(RootMeanSquare):
         return param - grad * hyper[0] / (1.0 - 0.9**self.count), ()
 
 
+class NotesSome(RootMeanSquare):
+    """Averages at every 50th step, by a note of `hyper_values`."""
+
+    averages = False
+
+    def hyper_values(self, step, lr, group):
+        self.averages = (step + 1) % 50 == 0
+        return [lr]
+
+    def update(self, param, grad, state, hyper):
+        after = param - grad * hyper[0]
+        return 0.5 * (param + after) if self.averages else after, ()
+
+
 class CountsUpdates(CountsInHyperValues):
     def hyper_values(self, step, lr, group):
         return [lr]
@@ -326,6 +340,7 @@ def test_a_users_optimizer_is_refused_by_name(name, message):
     ("name", "message"),
     [
         ("CountsInHyperValues", "update is traced once, and computes something else at step 1 with lr 0.001"),
+        ("NotesSome", "update is traced once, and computes something else at step 49 with lr 0.001"),
         ("Branches", "update cannot be traced: .*; hyper are tensors, to compute with as they are: without if"),
     ],
 )
