@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -669,11 +670,10 @@ def test_names_whose_bytes_are_not_utf8_are_refused(tmp_path: Path) -> None:
         read_config({"data": {"paths": ["a.txt", "a\udc80"]}})
     folder = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
     os.mkdir(folder)
-    done = command(Path(folder), "steps=1")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert (
-        "hydra.run.dir=" in done.stderr and "has bytes that are not UTF-8; nearest valid: another name" in done.stderr
-    )
+    for key, environment in (("cache.dir", {}), ("hydra.run.dir", {"XDG_CACHE_HOME": str(tmp_path)})):
+        done = command(Path(folder), "steps=1", **environment)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert re.search(f"{key}=.*: has bytes that are not UTF-8; nearest valid: another name", done.stderr)
 
 
 def test_command_in_a_folder_that_is_gone(tmp_path: Path) -> None:
