@@ -153,7 +153,7 @@ def _calls_differ(program: Program, model: torch.nn.Module, batch: Mapping[str, 
         calls = ModeCalls.of(model, batch)
     except RuntimeError:  # it runs neither with gradients nor without
         return True
-    return calls.differ(*_what_counts(program))
+    return calls.differ(*_live_operators(program))
 
 
 def _evaluates(
@@ -180,7 +180,7 @@ def _state_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def _what_counts(program: Program) -> tuple[Counter[str], int]:
+def _live_operators(program: Program) -> tuple[Counter[str], int]:
     """Operators of the derived evaluation by name, and number of draws, on which its loss or count depends."""
     wanted: set[str] = set()
     operators: Counter[str] = Counter()

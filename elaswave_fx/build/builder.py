@@ -138,7 +138,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
     _refuse_late_buffers(model, stored)
-    _refuse_told(config, source, model, batches[0], computed)
+    _refuse_state_set_outside(config, source, model, batches[0], computed)
     key = program_key(config, model_print, batches[0], code, computed)
     home, notes = _home(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
@@ -425,7 +425,7 @@ def _refuse_single_samples(config: Config, artifact: Artifact) -> None:
         )
 
 
-def _refuse_told(
+def _refuse_state_set_outside(
     config: Config, source: Source, model: nn.Module, batch: dict[str, torch.Tensor], computed: str
 ) -> None:
     """Refuse a forward pass that reads what the schedule or the dataset changes, such as a global with the step.

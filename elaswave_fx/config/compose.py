@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from elaswave_fx.config.keys import Config
 from elaswave_fx.config.read import read_config
-from elaswave_fx.config.validation import hint, nearest_key, refuse_other_bytes
+from elaswave_fx.config.validation import hint, nearest_key, refuse_non_utf8
 from elaswave_fx.entry import End, end_of, say
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.stop import SIGNALLED
@@ -188,7 +188,7 @@ def _job(composed: DictConfig, extra: Sequence[str]) -> Job:
     config = read_config(composed, extra)
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir).resolve()
-    refuse_other_bytes(str(run_dir), "hydra.run.dir")
+    refuse_non_utf8(str(run_dir), "hydra.run.dir")
     refuse_others(run_dir, f"hydra.run.dir={run_dir}")
     try:
         with tempfile.TemporaryFile(dir=run_dir):

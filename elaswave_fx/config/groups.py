@@ -187,7 +187,7 @@ def _cache(node: Mapping[str, Any]) -> dict[str, Any]:
     folder = node.get("dir")
     path = default_cache_dir() if folder is None else str(folder)
     path = os.path.abspath(os.path.expanduser(path))
-    validation.refuse_other_bytes(path, "cache.dir")
+    validation.refuse_non_utf8(path, "cache.dir")
     return {**node, "dir": path}
 
 

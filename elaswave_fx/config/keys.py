@@ -113,8 +113,20 @@ class TokenizerConfig:
     vocab_size: int = constrained(at_least=0, at_most=MOST)
 
 
+class _OfTarget:
+    """What groups share whose kind "target" is code of the user's."""
+
+    target: str | None
+    options: Options
+
+    @property
+    def spec(self) -> dict[str, object]:
+        """What `hydra.utils.instantiate` takes, for name "target"."""
+        return {"_target_": self.target, **self.options}
+
+
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(_OfTarget):
     """The optimizer, with the keys of PyTorch's. `target` (else None) is the import path of the user's optimizer and
     `options` its arguments."""
 
@@ -132,14 +144,9 @@ class OptimizerConfig:
     target: str | None = constrained(kinds=("target",), default=None)
     options: Options = constrained(kinds=("target",), default_factory=dict)
 
-    @property
-    def spec(self) -> dict[str, object]:
-        """What `hydra.utils.instantiate` takes, for name "target"."""
-        return {"_target_": self.target, **self.options}
-
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
+class ScheduleConfig(_OfTarget):
     """The learning rate over steps, as a factor of `optimizer.lr`: warm-up, then NAME down to `min_lr_ratio`."""
 
     name: str = constrained(choices=("constant", "cosine", "linear", "target"))
@@ -147,11 +154,6 @@ class ScheduleConfig:
     min_lr_ratio: float = constrained(at_least=0, at_most=1, kinds=("cosine", "linear"), default=0.0)
     target: str | None = constrained(kinds=("target",), default=None)
     options: Options = constrained(kinds=("target",), default_factory=dict)
-
-    @property
-    def spec(self) -> dict[str, object]:
-        """What `hydra.utils.instantiate` takes, for name "target"."""
-        return {"_target_": self.target, **self.options}
 
 
 @dataclass(frozen=True, kw_only=True)

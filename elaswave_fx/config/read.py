@@ -20,7 +20,7 @@ from elaswave_fx.config.faults import check_faults
 from elaswave_fx.config.groups import read_groups
 from elaswave_fx.config.keys import MOST_RANKS, Config, LaunchConfig
 from elaswave_fx.config.power import check_power
-from elaswave_fx.config.validation import nearest, refuse_other_bytes, show
+from elaswave_fx.config.validation import nearest, refuse_non_utf8, show
 from elaswave_fx.errors import ConfigError
 
 # These keys have only some of their values so far. The first one is the default.
@@ -78,7 +78,7 @@ def _check_recipe(left: object) -> None:
 def _check_text(value: object, place: str) -> None:
     match value:
         case str():
-            refuse_other_bytes(value, place)
+            refuse_non_utf8(value, place)
         case dict():
             for key, each in value.items():
                 _check_text(each, f"{place}.{key}" if place else str(key))

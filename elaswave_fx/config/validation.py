@@ -110,7 +110,7 @@ def show(value: object) -> str:
     return str(value)
 
 
-def refuse_other_bytes(text: str, place: str) -> None:
+def refuse_non_utf8(text: str, place: str) -> None:
     """Raise `ConfigError` for a name of a file whose bytes are not UTF-8: neither a run's files nor its messages can
     hold it."""
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elaswave_fx.program.ir import call_draws, tensors_in
 from elaswave_fx.program.keyed_draws import NORMAL, UNIFORM
 
 
@@ -27,27 +28,20 @@ class EqualDraws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         name = func._schema.name.replace("::", ".").removesuffix("_")
         if name in (UNIFORM, NORMAL):
-            sizes = args[1]
-            return (_uniform if name == UNIFORM else _normal)(sizes).to((kwargs or {}).get("dtype", torch.float32))
-        if torch.Tag.nondeterministic_seeded not in func.tags or "attention" in name:  # whose dropout is off
-            return func(*args, **(kwargs or {}))
-        given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs or {})
+            return (_uniform if name == UNIFORM else _normal)(args[1]).to(kwargs.get("dtype", torch.float32))
+        if not call_draws(func, args, kwargs):
+            return func(*args, **kwargs)
         if name not in _DRAWS:
             raise UnknownDraw(name)
-        in_place = func._schema.name.endswith("_")
-        like = given.get("self")
-        sizes = given["size"] if "size" in given else _shape(given)
-        tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
+        given = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **kwargs}
+        tensors = tensors_in(list(given.values()))
+        sizes = given["size"] if "size" in given else torch.broadcast_shapes(*(each.shape for each in tensors))
         dtype = given.get("dtype") or (tensors[0].dtype if tensors else torch.get_default_dtype())
         drawn = _DRAWS[name](sizes, given).to(dtype)
-        return like.copy_(drawn) if in_place and isinstance(like, torch.Tensor) else drawn
-
-
-def _shape(given: Mapping[str, Any]) -> list[int]:
-    tensors = [each for each in given.values() if isinstance(each, torch.Tensor)]
-    return list(torch.broadcast_shapes(*(tensor.shape for tensor in tensors)))
+        return given["self"].copy_(drawn) if func._schema.name.endswith("_") else drawn
 
 
 def _uniform(sizes: Any) -> torch.Tensor:
@@ -61,8 +55,7 @@ def _normal(sizes: Any) -> torch.Tensor:
 
 
 def _bernoulli(sizes: Any, given: Mapping[str, Any]) -> torch.Tensor:
-    probability = given.get("p", given["self"] if "p" not in given and given["self"].is_floating_point() else 0.5)
-    return _uniform(sizes) < probability
+    return _uniform(sizes) < given.get("p", given["self"] if given["self"].is_floating_point() else 0.5)
 
 
 def _integers(sizes: Any, given: Mapping[str, Any]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -355,13 +355,19 @@ def is_foreign(node: fx.Node) -> bool:
 
 
 def draws_randomness(node: fx.Node) -> bool:
-    """Whether an operator draws from a hidden generator."""
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+    """Whether a node draws from a hidden generator."""
+    return isinstance(node.target, torch._ops.OpOverload) and call_draws(node.target, node.args, node.kwargs)
+
+
+def call_draws(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an operator draws from a hidden generator."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
     # Attention and recurrent layers carry the tag of randomness even when their dropout is zero.
-    names = [argument.name for argument in node.target._schema.arguments]
-    given = [argument(node, name, 0.0) for name in ("dropout_p", "dropout") if name in names]
-    return not given or given[0] != 0.0
+    names = [argument.name for argument in operator._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    rates = [given.get(name, 0.0) for name in ("dropout_p", "dropout") if name in names]
+    return not rates or rates[0] != 0.0
 
 
 def fixed_size(size: Any) -> int:

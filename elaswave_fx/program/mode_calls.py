@@ -3,7 +3,7 @@
     calls = ModeCalls.of(model, batch)
     calls.differ(operators, draws=0)    ->  True for `if not self.training: x = x.clamp(-5, 5)`, within which all lies
 
-Only pieces of functions can hide: smooth functions that are equal near the trial's numbers are equal. What training
+Only piecewise functions can hide: smooth ones that are equal near the trial's numbers are equal. What training
 calls alone may be right, such as the mask of a dropout by hand, which evaluation replaces by its mean. So it counts
 only if the derived evaluation has more such operators than evaluation has.
 """
@@ -11,7 +11,7 @@ only if the derived evaluation has more such operators than evaluation has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +21,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elaswave_fx.program.ir import call_draws, tensors_in
 from elaswave_fx.program.state_kept import SEED, state_kept
 
-_IN_PIECES = {
+_PIECEWISE = {
     "abs", "argmax", "argmin", "ceil", "celu", "clamp", "elu", "embedding", "eq", "floor", "floor_divide", "fmod",
     "gather", "ge", "gt", "hardshrink", "hardsigmoid", "hardswish", "huber_loss", "index", "isclose", "isfinite",
     "isinf", "isnan", "kthvalue", "le", "leaky_relu", "lt", "max", "median", "min", "mode", "ne", "prelu", "relu",
@@ -52,7 +53,7 @@ def operator_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class ModeCalls:
-    """Calls of functions in pieces that loss or count depend on, in both modes; operators and draws of evaluation."""
+    """Calls of piecewise functions that loss or count depend on, in both modes; operators and draws of evaluation."""
 
     evaluation: Counter[str]
     training: Counter[str]
@@ -110,12 +111,12 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name == "__getitem__" and next(_tensors(args[1:]), None) is None:
+        if name == "__getitem__" and not tensors_in(args[1:]):
             name = "slice"
         changed = [args[0]] if args and name.endswith("_") and isinstance(args[0], torch.Tensor) else []
         changed += [each._base for each in changed if each._base is not None]
-        self._calls.append((operator_name(name), self._makers((args, kwargs))))
-        for each in (*_tensors(result), *changed):
+        self._calls.append((operator_name(name), self._makers((args, tuple((kwargs or {}).values())))))
+        for each in (*tensors_in(result), *changed):
             self._maker[id(each)] = len(self._calls) - 1
             self._kept.append(each)
         return result
@@ -123,7 +124,7 @@ class _Functions(TorchFunctionMode):
     def _makers(self, values: Any) -> tuple[int, ...]:
         """The calls that made these tensors; all calls for one that an autograd.Function has made, which is no call."""
         found: set[int] = set()
-        for each in _tensors(values):
+        for each in tensors_in(values):
             if id(each) in self._maker:
                 found.add(self._maker[id(each)])
             elif each.grad_fn is not None:
@@ -131,7 +132,7 @@ class _Functions(TorchFunctionMode):
         return tuple(found)
 
     def behind(self, results: Any) -> Counter[str]:
-        """Calls of functions in pieces that these results depend on, by name."""
+        """Calls of piecewise functions that these results depend on, by name."""
         waiting = list(self._makers(results))
         seen: set[int] = set()
         while waiting:
@@ -139,7 +140,7 @@ class _Functions(TorchFunctionMode):
             if number not in seen:
                 seen.add(number)
                 waiting += self._calls[number][1]
-        return Counter(name for name, _ in (self._calls[number] for number in seen) if name in _IN_PIECES)
+        return Counter(name for name, _ in (self._calls[number] for number in seen) if name in _PIECEWISE)
 
 
 class _Operators(TorchDispatchMode):
@@ -154,15 +155,5 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         self.counts[operator_name(str(func))] += 1
-        self.draws += torch.Tag.nondeterministic_seeded in func.tags
+        self.draws += call_draws(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

@@ -14,7 +14,7 @@ from typing import NoReturn
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: one thread per rank
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 
-from elaswave_fx.config.validation import refuse_other_bytes
+from elaswave_fx.config.validation import refuse_non_utf8
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
 from elaswave_fx.control.coordinator.job_file import TOKEN, address_of
 from elaswave_fx.control.protocol.messages import Welcome
@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     """The command line above; returns the exit code."""
     asked = _parser().parse_args(words)
     for option, value in (("--host", asked.host), ("--failure-domain", asked.failure_domain)):
-        refuse_other_bytes(value or "", option)
+        refuse_non_utf8(value or "", option)
     return _join(asked.job, asked.host, asked.failure_domain)
 
 
