@@ -24,7 +24,8 @@ def inspect(job: Job) -> int:
     """Write the files and print the table; raises ConfigError for what cannot be captured or planned."""
     import torch
 
-    from elaswave_fx.build.builder import build, plan_of
+    from elaswave_fx.build.builder import build
+    from elaswave_fx.build.initial_plan import plan_of
     from elaswave_fx.plan.describe import describe
 
     if job.extra.get("lose"):

@@ -22,7 +22,7 @@ _PRELOAD = (
     "safetensors.torch",
     "elaswave_fx._native",
     "elaswave_fx.worker.loop",
-    "elaswave_fx.build.builder",
+    "elaswave_fx.build.build_job",
 )
 
 
@@ -50,7 +50,7 @@ def train(job: Job, work: Callable[[Config, WorkerContext], Mapping[str, Any] | 
     hosts = tuple(emulated_host(rank, parallel.ranks_per_host) for rank in range(parallel.ranks))
 
     def builder() -> BuildResult:
-        from elaswave_fx.build.builder import build_job
+        from elaswave_fx.build.build_job import build_job
 
         return build_job(config, job.run_dir, start=start)
 

@@ -49,6 +49,9 @@ _SELU_LIMIT = 1.7580993408473766
 _DISTINCT = 1 << 24
 """Number of distinct values of a uniform draw."""
 
+_SMALLEST = 2.0**-24
+"""What an exponential draw of rate 1 is where the uniform one is 0; torch does the same on GPUs."""
+
 
 @dataclass(frozen=True)
 class RewriteRng:
@@ -304,9 +307,9 @@ class _Rewriter:
         return drawn
 
     def _exponential(self, node: fx.Node) -> fx.Node:
-        """-log(1 - u) / rate, for u in [0, 1)."""
-        logarithm = self._log_uniform(node, node)
-        scaled = emit(self.graph, aten.mul.Scalar, logarithm, -1.0 / argument(node, "lambd", 1.0), like=node)
+        """-log(1 - u) / rate, for u in [0, 1); never 0, as in torch, because many take its logarithm."""
+        negative = emit(self.graph, aten.clamp.default, self._log_uniform(node, node), None, -_SMALLEST, like=node)
+        scaled = emit(self.graph, aten.mul.Scalar, negative, -1.0 / argument(node, "lambd", 1.0), like=node)
         return emit(self.graph, aten._to_copy.default, scaled, dtype=value_of(node).dtype, like=node)
 
     def _log_uniform(self, node: fx.Node, shape: fx.Node) -> fx.Node:

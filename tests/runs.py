@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from elaswave_fx.build.builder import build, make_model
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.make_model import make_model
 from elaswave_fx.config.compose import Job, load_config
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source

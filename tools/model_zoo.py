@@ -134,7 +134,8 @@ def divide(overrides: Sequence[str]) -> dict[str, Any]:
     """Capture, cut and measure one configuration; the fields of `Cuts`."""
     import torch
 
-    from elaswave_fx.build.builder import build, options_of
+    from elaswave_fx.build.builder import build
+    from elaswave_fx.build.initial_plan import options_of
     from elaswave_fx.config.compose import load_config
     from elaswave_fx.passes.assign_stages import make_workload
     from elaswave_fx.plan.lanes.partition import crossing_bytes, minimax, slowest_stage

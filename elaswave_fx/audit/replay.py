@@ -18,7 +18,9 @@ from elaswave_fx.audit.compare import bucket_name
 from elaswave_fx.audit.finding import Finding, holds, unchecked, wrong
 from elaswave_fx.audit.program import Program
 from elaswave_fx.audit.record import Line, Part, Record
-from elaswave_fx.build.builder import initial_state, make_model, plan_of, update_program
+from elaswave_fx.build.initial_plan import plan_of
+from elaswave_fx.build.make_model import initial_state, make_model
+from elaswave_fx.build.optimizer_program import update_program
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest

@@ -4,18 +4,26 @@ In: whether ranks share a host. Out: a `Link`. Two endpoints in this process exc
 over the links of ranks (`native/comm`): shared memory on one host, TCP between hosts, emulated ones included. Links
 between machines are not measured yet.
 
+    links_of(config)             ->  (Link(…), Link(…))     # within a host, between hosts; cached
     measure_link(one_host=True)  ->  Link(latency_s=3.4e-06, bytes_per_s=5700000000.0)
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import platform
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
 from elaswave_fx import _native
+from elaswave_fx.build.program_cache import home_of_programs
+from elaswave_fx.config.keys import Config
+from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.plan.work.topology import Link
 
 _SMALL_BYTES, _SMALL_EXCHANGES = 64, 200
@@ -25,6 +33,34 @@ _LARGE_BYTES, _LARGE_EXCHANGES = 4 << 20, 15
 _TIMEOUT_S = 10.0
 _DIGITS = 2
 """Significant digits kept: further ones are not reproducible."""
+
+
+def links_of(config: Config) -> tuple[Link, Link]:
+    """Measured links between two ranks of one host, and of different hosts, emulated or not; cached. If the job has
+    only one kind, it stands for both."""
+    parallel = config.parallel
+    if parallel.ranks == 1:
+        return Link(), Link()
+    within = _link_of(config, one_host=True) if parallel.ranks_per_host > 1 else None
+    between = _link_of(config, one_host=False) if parallel.ranks > parallel.ranks_per_host else None
+    known = within or between
+    assert known is not None
+    return within or known, between or known
+
+
+def _link_of(config: Config, one_host: bool) -> Link:
+    home, trouble = home_of_programs(config, Path())
+    folder = home if config.cache.path and not trouble else None
+    key = digest(torch.__version__, platform.node(), Path(_native.__file__).stat().st_size)
+    name = "link" if one_host else "link_of_hosts"
+    found = cached_json(folder, name, key, functools.partial(_measured_link, one_host))
+    latency_s, bytes_per_s = json.loads(found)
+    return Link(latency_s, bytes_per_s)
+
+
+def _measured_link(one_host: bool) -> str:
+    link = measure_link(one_host)
+    return json.dumps([link.latency_s, link.bytes_per_s])
 
 
 def measure_link(one_host: bool) -> Link:

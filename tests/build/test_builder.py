@@ -12,8 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from elaswave_fx import _native
-from elaswave_fx.build import builder as build
-from elaswave_fx.build.builder import links_of, topology_of, update_program, update_seconds
+from elaswave_fx.build import link_costs, optimizer_program
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.initial_plan import topology_of
+from elaswave_fx.build.link_costs import links_of
+from elaswave_fx.build.optimizer_program import update_program, update_seconds
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import CaptureError
@@ -25,7 +28,7 @@ import sys
 from pathlib import Path
 from elaswave_fx.config.compose import load_config
 import elaswave_fx.worker.loop
-from elaswave_fx.build.builder import build_job
+from elaswave_fx.build.build_job import build_job
 
 words = ["recipe=two_tower", "data=synthetic", "data.layout=halves", f"cache.dir={sys.argv[1]}"]
 build_job(load_config(words), Path(sys.argv[2]))
@@ -65,7 +68,7 @@ class Vectors:
 def test_a_buffer_that_forward_registers_is_refused(tmp_path: Path) -> None:
     words = [f"model._target_={__name__}.LateBuffer", f"data._target_={__name__}.Vectors", "global_batch=4"]
     with pytest.raises(CaptureError, match="forward registers the buffer table, .*register it in the constructor"):
-        build.build(load_config(words), tmp_path)
+        build(load_config(words), tmp_path)
 
 
 class Evaluating(nn.Linear):
@@ -88,7 +91,7 @@ class Evaluating(nn.Linear):
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_module_that_leaves_evaluation_mode_is_named(tmp_path: Path, stays: bool) -> None:
     words = [f"model._target_={__name__}.Evaluating", f"model.stays={stays}", f"data._target_={__name__}.Vectors"]
-    built = build.build(load_config([*words, "global_batch=4"]), tmp_path)
+    built = build(load_config([*words, "global_batch=4"]), tmp_path)
     assert any("in training mode, as model.train() sets it: drop;" in note for note in built.notes) is not stays
     assert ("dropout" in str(built.artifact.programs)) is not stays
 
@@ -103,7 +106,7 @@ class Double(nn.Linear):
 
 def test_that_parameters_in_double_are_kept_in_single_precision_is_said(tmp_path: Path) -> None:
     words = [f"model._target_={__name__}.Double", f"data._target_={__name__}.Vectors", "global_batch=4"]
-    built = build.build(load_config(words), tmp_path)
+    built = build(load_config(words), tmp_path)
     assert "model: weight and 1 more in float64: kept and updated in fp32, computed with as it is" in built.notes
 
 
@@ -131,7 +134,7 @@ class Part(nn.Linear):
 
 def test_that_checkpoints_leave_out_extra_state_is_said(tmp_path: Path) -> None:
     words = [f"model._target_={__name__}.Extra", f"data._target_={__name__}.Vectors", "global_batch=4"]
-    assert "model: checkpoints leave out get_extra_state() of Part" in build.build(load_config(words), tmp_path).notes
+    assert "model: checkpoints leave out get_extra_state() of Part" in build(load_config(words), tmp_path).notes
 
 
 NOW = {"step": 0, "index": 0}
@@ -165,16 +168,16 @@ def test_what_a_schedule_or_a_dataset_tells_forward_is_refused(tmp_path: Path, n
     words = [f"model._target_={__name__}.Told", f"+model.name={name}", f"data._target_={__name__}.Noting"]
     config = load_config([*words, f"schedule._target_={__name__}.noting", "global_batch=4", "steps=9"])
     if name == "none":
-        assert build.build(config, tmp_path).artifact.programs
+        assert build(config, tmp_path).artifact.programs
         return
     with pytest.raises(CaptureError, match="forward depends on NOW.*, which the schedule or the dataset changes"):
-        build.build(config, tmp_path)
+        build(config, tmp_path)
 
 
 def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"cache.dir={tmp_path}", "optimizer=adamw", "optimizer.weight_decay=0.1"]
     program = update_program(load_config(words))
-    monkeypatch.setattr(build, "trace_update", lambda optimizer: pytest.fail("traced again"))
+    monkeypatch.setattr(optimizer_program, "trace_update", lambda optimizer: pytest.fail("traced again"))
     assert update_program(load_config(words)) == program
     with pytest.raises(pytest.fail.Exception, match="traced again"):
         update_program(load_config([*words, "optimizer.eps=1e-6"]))
@@ -209,7 +212,7 @@ def test_links_are_measured_once_by_pair_of_hosts(tmp_path: Path, monkeypatch: p
         assert 1e-7 < link.latency_s < 1e-2 and 1e7 < link.bytes_per_s < 1e12
     topology = topology_of(load_config(words))
     assert (topology.link(Rank(0), Rank(1)), topology.link(Rank(0), Rank(2))) == (within, between) and within != between
-    monkeypatch.setattr(build, "measure_link", lambda one_host: pytest.fail("measured again"))
+    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: pytest.fail("measured again"))
     assert topology_of(load_config([*words, "parallel.ranks_per_host=8"])).link(Rank(0), Rank(3)) == within
     alone = topology_of(load_config([*words, "parallel.ranks_per_host=1"]))
     assert alone.is_uniform and alone.link(Rank(0), Rank(1)) == between
@@ -220,7 +223,7 @@ def test_links_are_measured_once_by_pair_of_hosts(tmp_path: Path, monkeypatch: p
 
 
 def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "measure_link", lambda one_host: Link(1e-5, 5e9))
+    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: Link(1e-5, 5e9))
     emulated = ["parallel.dp=4", "device=emulated", "cache.enabled=false"]
     assert topology_of(load_config(emulated)).is_uniform
     slow = topology_of(load_config([*emulated, "emulated.link.bytes_per_s=1e8"]))
@@ -228,12 +231,12 @@ def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_single_rank_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "measure_link", lambda one_host: pytest.fail("measured"))
+    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: pytest.fail("measured"))
     assert links_of(load_config(["parallel.dp=1", "parallel.pp=1", "cache.enabled=false"])) == (Link(), Link())
 
 
 def test_what_is_known_of_a_pair_of_hosts_is_not_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "measure_link", lambda one_host: Link(1e-5, 5e9))
+    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: Link(1e-5, 5e9))
     words = ["parallel.dp=3", "parallel.ranks_per_host=1", "cache.enabled=false"]
     topology = topology_of(load_config([*words, "topology.links=[{hosts: [0, 2], latency_ms: 2}]"]))
     assert topology.link(Rank(0), Rank(2)) == Link(2e-3, 5e9)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.build.builder import build, program_key
+from elaswave_fx.build.builder import build
 from elaswave_fx.build.configured_passes import make_pipeline, user_pass_sources, user_passes_of
+from elaswave_fx.build.program_key import program_key
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.passes.find_cuts import FindCuts

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from elaswave_fx.build import builder
 from elaswave_fx.build.builder import build
+from elaswave_fx.build.program_cache import writing_program
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.program.artifact import Artifact
@@ -158,10 +158,10 @@ def test_a_cache_that_another_user_may_change_is_not_used(tmp_path: Path) -> Non
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space")])
 def test_a_full_disk_is_the_users_to_mend(error: Exception, tmp_path: Path) -> None:
     config = load_config([f"cache.dir={tmp_path}"])
-    with pytest.raises(ConfigError) as caught, builder._written(config, tmp_path / "programs" / "3f"):
+    with pytest.raises(ConfigError) as caught, writing_program(config, tmp_path / "programs" / "3f"):
         raise error
     assert str(caught.value).startswith(f"cache.dir={tmp_path}: the program cannot be written (")
     assert str(caught.value).endswith("; nearest valid: cache.enabled=false")
     why = "^hydra.run.dir=/run-1/.init: the program cannot be written"
-    with pytest.raises(ConfigError, match=why), builder._written(config, Path("/run-1/.init/3f")):
+    with pytest.raises(ConfigError, match=why), writing_program(config, Path("/run-1/.init/3f")):
         raise error

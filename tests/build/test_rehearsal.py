@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from elaswave_fx.build import rehearsal
-from elaswave_fx.build.builder import build_job
+from elaswave_fx.build.build_job import build_job
 from elaswave_fx.build.rehearsal import Rehearsal, sizes_of
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import Config

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.build.builder import build, plan_of
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.initial_plan import plan_of
 from elaswave_fx.checkpoint.folder import MANIFEST, complete, keep_newest, partial_path, publish, sweep
 from elaswave_fx.checkpoint.layout import owned_pieces
 from elaswave_fx.checkpoint.manifest import (

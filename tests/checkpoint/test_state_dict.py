@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from elaswave_fx.build.builder import make_model
+from elaswave_fx.build.make_model import make_model
 from elaswave_fx.checkpoint.folder import complete
 from elaswave_fx.checkpoint.manifest import check_files, read_manifest, write_manifest
 from elaswave_fx.config.compose import load_config

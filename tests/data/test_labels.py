@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elaswave_fx.build.builder import make_model
+from elaswave_fx.build.make_model import make_model
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.data import Source, load_batch, open_source
 from elaswave_fx.data.labels import NextTokenLabels

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from elaswave_fx.build.builder import build, plan_of, topology_of
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.initial_plan import plan_of, topology_of
 from elaswave_fx.devices import make_device
 from elaswave_fx.devices.emulated import kernels, paces
 from elaswave_fx.errors import ConfigError

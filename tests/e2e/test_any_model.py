@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from elaswave_fx.build.builder import build, make_model, options_of
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.initial_plan import options_of
+from elaswave_fx.build.make_model import make_model
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.build.builder import build, plan_of
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.initial_plan import plan_of
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import Config
 from elaswave_fx.errors import ConfigError

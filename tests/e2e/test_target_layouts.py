@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.build.builder import options_of
+from elaswave_fx.build.initial_plan import options_of
 from elaswave_fx.config.keys import Config
 from elaswave_fx.passes.assign_stages import make_workload
 from elaswave_fx.plan.make.planner import plan_lanes, uniform

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from elaswave_fx.build.builder import build_job, make_model, options_of
+from elaswave_fx.build.build_job import build_job
+from elaswave_fx.build.initial_plan import options_of
+from elaswave_fx.build.make_model import make_model
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source

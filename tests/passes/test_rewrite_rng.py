@@ -106,6 +106,21 @@ def test_distributions() -> None:
         assert abs(float(values.std()) - spread) < 0.05 * spread, name
 
 
+def test_an_exponential_draw_is_never_zero() -> None:
+    """Where the uniform one is: softmax of Gumbel noise, -log of it, would be NaN."""
+    keys = torch.tensor([421346])
+    assert philox_numpy.uniform(keys.numpy().view("uint64"), (1, TOKENS, WIDTH), 0, 0)[0, 2, 5] == 0.0
+    model = Noisy(lambda x: torch.empty_like(x).exponential_(4.0))
+    program = rewritten(model)
+    (drawn,) = (
+        node for node in calls(program.graph.graph) if is_aten(node, "aten.mul.Scalar") and node.args[1] == -0.25
+    )
+    output_node(program.graph.graph).args = ((drawn,),)
+    program.graph.recompile()
+    (values,) = run_graph(program, model, vectors(1, 1), keys)
+    assert values[0, 2, 5] == 2.0**-26 and (values > 0.0).all()
+
+
 @pytest.mark.parametrize("drawn", [all_draws, more_draws])
 def test_a_sample_draws_the_same_in_any_batch(drawn: Callable[[Tensor], Tensor]) -> None:
     model = Noisy(drawn, dropout=0.5)

@@ -18,7 +18,9 @@ from typing import TypeVar
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.build.builder import build, options_of, update_program
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.initial_plan import options_of
+from elaswave_fx.build.optimizer_program import update_program
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.devices import make_device
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers

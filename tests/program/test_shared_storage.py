@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from elaswave_fx.build.builder import initial_state
+from elaswave_fx.build.make_model import initial_state
 from elaswave_fx.checkpoint.initial_state import InitialState, save_state
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.shared_storage import refuse_shared_storage

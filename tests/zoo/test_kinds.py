@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.build.builder import plan_of
+from elaswave_fx.build.initial_plan import plan_of
 from elaswave_fx.errors import ConfigError
 from tests.marks import slow
 from tests.zoo.kinds import KINDS, SAMPLES

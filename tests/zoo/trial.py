@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.build.builder import build, make_model, update_program
+from elaswave_fx.build.builder import build
+from elaswave_fx.build.make_model import make_model
+from elaswave_fx.build.optimizer_program import update_program
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import Config

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-import elaswave_fx.build.builder  # noqa: F401 - once, and not in every child
+import elaswave_fx.build.build_job  # noqa: F401 - once, and not in every child
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.keys import Config
 from elaswave_fx.devices import make_device

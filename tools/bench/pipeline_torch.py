@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from elaswave_fx.build.builder import make_model
+from elaswave_fx.build.make_model import make_model
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data import load_batch, open_source
 from elaswave_fx.models.gpt import GPT
