@@ -155,14 +155,27 @@ class Solved(nn.Module):
 
 
 class Complex(nn.Module):
-    """A filter of frequencies, with complex parameters as two real ones."""
+    """A filter of frequencies, with a complex parameter, or two real ones in its place."""
+
+    def __init__(self, pairs: bool = True) -> None:
+        super().__init__()
+        filter = torch.randn(WIDTH // 2 + 1, dtype=torch.cfloat)
+        self.filter, self.pairs = nn.Parameter(torch.view_as_real(filter) if pairs else filter), pairs
+
+    def forward(self, x: Tensor) -> Tensor:
+        filter = torch.view_as_complex(self.filter) if self.pairs else self.filter
+        return torch.fft.irfft(torch.fft.rfft(x) * filter, n=WIDTH)
+
+
+class Neighbours(nn.Module):
+    """Sums over the neighbours in a fixed graph, kept as a sparse matrix."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.filter = nn.Parameter(torch.randn(WIDTH // 2 + 1, 2))
+        self.register_buffer("adjacency", torch.eye(WIDTH).roll(1, 0).to_sparse())
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.filter), n=WIDTH)
+        return torch.sparse.mm(self.adjacency, x.mT).mT
 
 
 class Capsules(nn.Module):

@@ -329,5 +329,7 @@ KINDS: dict[str, Kind] = {
     "hook on a tensor": _features(bodies.Hooked, refused=("hook",)),
     "hook on a gradient": _features(bodies.HookedParameter, refused=("hook",)),
     "parameter changed in forward": _features(bodies.Clamped, refused=("scale",)),
+    "complex parameter": _features(lambda: bodies.Complex(pairs=False), refused=("filter is complex",)),
+    "sparse buffer": _features(bodies.Neighbours, refused=("sparse_coo",)),
     "two parameters, one storage": _features(bodies.Shared, refused=("one.weight", "two.weight")),
 }

@@ -17,7 +17,7 @@ from tests.zoo.trial import Trial, config_of
 
 HEAD = f"""# What runs, and what is refused
 
-Which kinds of modules train, and why others are refused; [architectures](architectures.md) has those of Hugging Face.
+Kinds of modules; [architectures](architectures.md) has those of Hugging Face.
 `make models` made this page from `tests/zoo/kinds.py`. Each module trains three steps of {SAMPLES} samples, on one rank
 in micro-batches and in two stages, with the losses of one PyTorch process to 1e-5.
 
