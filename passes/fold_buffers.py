@@ -92,6 +92,8 @@ def _update(
     why = _reason_not_to_split(buffer, old[buffer], new, set(old.values()), changed, forward & sampled)
     if why:
         return replace(_overwrite(buffer, new), unsplit=why)
+    if new not in _dependents(old[buffer]):
+        return _overwrite(buffer, new)
     return _split(buffer, old[buffer], new)
 
 

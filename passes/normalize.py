@@ -1,7 +1,7 @@
 """normalize: bring a captured graph into the one form that later passes accept.
 
 Calls that compute nothing are removed, parameters that are only read rounded are kept rounded, sparse gradients become
-dense, running statistics become arithmetic:
+dense, uninitialized memory zeros, running statistics arithmetic:
 
     before: _assert_tensor_metadata(x); y = to.dtype(x, float32)  # x is float32 already
             linear(x, _to_copy(weight, bfloat16))  # the only reader of weight
@@ -51,6 +51,12 @@ _CHECKS = (
 # attention with a learned mask does; reshape copies where it must.
 _VIEWS = ("aten.view.default", "aten._unsafe_view")
 _SQUEEZES = ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+# What is read of uninitialized memory would be another value on every rank and in every run.
+_ZEROED = {
+    aten.empty.memory_format: aten.zeros.default,
+    aten.empty_like.default: aten.zeros_like.default,
+    aten.new_empty.default: aten.new_zeros.default,
+}
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
 
@@ -77,6 +83,8 @@ class Normalize:
                 node.target = aten.reshape.default
             elif is_aten(node, *_SQUEEZES):
                 _keep_samples(node)
+            elif node.target in _ZEROED:
+                _fill(node)
             elif is_aten(node, "aten.copy"):
                 _spell_out_copy(module.graph, node)
             elif is_aten(node, "aten._native_batch_norm_legit_functional"):
@@ -91,6 +99,13 @@ class Normalize:
         params, buffers = _as_read(program, Role.PARAM), _as_read(program, Role.BUFFER)
         program = replace(program, params=params, buffers=buffers, notes=notes)
         return replace(program, example=replace(program.example, state=program.as_read(program.example.state)))
+
+
+def _fill(node: fx.Node) -> None:
+    """Make uninitialized memory zeros."""
+    node.target = _ZEROED[node.target]  # type: ignore[index]
+    if node.target is aten.zeros.default:
+        node.kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}
 
 
 def _asks_for_sparse(node: fx.Node) -> bool:

@@ -18,6 +18,7 @@ from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models.build import build_model
 from elaswave_fx.models.hf_config import task_of
+from elaswave_fx.program.dense import refuse_other_kind
 from elaswave_fx.program.shared_storage import refuse_shared_storage
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
@@ -96,14 +97,7 @@ def notes_of(config: Config, model: nn.Module) -> tuple[str, ...]:
 def _refuse_other_tensors(model: nn.Module) -> None:
     """Raise CaptureError for parameters and buffers that are not dense, or that fp32 values do not hold."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise CaptureError(f"model: {name} is on the meta device, without values; a way out is to give it some")
-        kind = _other_kind(tensor)
-        if kind is not None:
-            raise CaptureError(
-                f"model: {name} is a {kind} tensor, and the state of a model is dense; a way out is to keep it dense, "
-                "or its dense parts (indices and values, values and scales), and to put it together in forward"
-            )
+        refuse_other_kind(name, tensor)
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
             raise CaptureError(
@@ -115,14 +109,6 @@ def _refuse_other_tensors(model: nn.Module) -> None:
                 f"model: values of the parameter {name} ({parameter.dtype}) are not whole in fp32, in which "
                 "parameters are kept; a way out is to make it a buffer"
             )
-
-
-def _other_kind(tensor: torch.Tensor) -> str | None:
-    if tensor.is_nested:
-        return "nested"
-    if tensor.layout != torch.strided:
-        return str(tensor.layout).removeprefix("torch.").removeprefix("_")
-    return "quantized" if tensor.is_quantized else None
 
 
 def _doubles(model: nn.Module) -> tuple[str, ...]:

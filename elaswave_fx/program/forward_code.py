@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.files import file_digest
+from elaswave_fx.program.dense import tensor_bytes
 from elaswave_fx.program.state_kept import state_kept
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -150,9 +151,8 @@ def _globals_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     """The global constants that code names."""
     for name in code.co_names:
         value = names.get(name)
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type != "meta":
-            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            yield f"value {name} {value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
+        if isinstance(value, torch.Tensor):
+            yield f"value {name} {value.dtype} {hashlib.sha256(tensor_bytes(value)).hexdigest()}"
         elif _is_plain(value) or (isinstance(value, tuple) and all(map(_is_plain, value))):
             yield f"value {name} {value!r}"
 

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.files import file_digest
+from elaswave_fx.program.dense import tensor_bytes
 
 _DEPTH = 6
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -106,8 +107,8 @@ def plain_text(value: Any, depth: int = 0) -> str:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, Path)):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
+        shape = "nested" if value.is_nested else tuple(value.shape)
+        return f"{value.dtype} {shape} {hashlib.sha256(tensor_bytes(value)).hexdigest()}"
     if isinstance(value, nn.Module):
         return _class_name(type(value))  # modules have separate lines
     if isinstance(value, functools.partial):

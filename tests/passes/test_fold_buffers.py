@@ -55,6 +55,28 @@ def test_golden(golden: Callable[[str, str], None]) -> None:
     golden("passes/fold_buffers.txt", graph_text(program.graph) + "".join(folds))
 
 
+class Kept(ExponentialMean):
+    """Buffers that become values of the last sample and of the batch, whatever they were before."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = Classifier.features(self, x)
+        with torch.no_grad():
+            self.mean.copy_(x.mean(dim=(0, 1)))
+            self.last.copy_(features[-1])
+        return features
+
+
+def test_a_buffer_that_is_overwritten_is_that_of_the_last_granule() -> None:
+    model = Kept()
+    program = folded(model)
+    batches = [vectors(4, seed) for seed in (3, 4)]
+    ours = fold_over(program, model, batches)
+    with torch.no_grad():
+        model(**batches[-1])
+    assert not program.whole_batch and ours.keys() == {"mean", "last"}
+    torch.testing.assert_close(ours, dict(model.named_buffers()), rtol=1e-5, atol=1e-6)
+
+
 class Crossed(ExponentialMean):
     """A buffer whose update reads another one."""
 

@@ -178,6 +178,26 @@ class Neighbours(nn.Module):
         return torch.sparse.mm(self.adjacency, x.mT).mT
 
 
+class Filled(nn.Module):
+    """Halves that change places in memory which holds nothing before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        swapped = torch.empty_like(x)
+        swapped[:, : WIDTH // 2], swapped[:, WIDTH // 2 :] = x[:, WIDTH // 2 :], x[:, : WIDTH // 2]
+        return swapped
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Logarithms of probabilities of classes, the frequent ones apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax = nn.AdaptiveLogSoftmaxWithLoss(WIDTH, WIDTH, [4, 8])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.softmax.log_prob(x)
+
+
 class Capsules(nn.Module):
     """Routing by agreement (Sabour et al. 2017)."""
 

@@ -198,6 +198,8 @@ KINDS: dict[str, Kind] = {
     "complex numbers": _features(bodies.Turned),
     "Kronecker product": _features(bodies.Kronecker),
     "capsules": _features(bodies.Capsules),
+    "slices written": _features(bodies.Filled),
+    "adaptive softmax": _features(bodies.AdaptiveSoftmax),
     "sorted features": _features(lambda: Do(lambda x: x.sort(-1).values)),
     "cumulative sums": _features(lambda: Do(lambda x: x.cumsum(-1) / WIDTH)),
     "names of Python, fx and other alphabets": _features(bodies.Keyed),
