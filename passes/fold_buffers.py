@@ -7,7 +7,8 @@ A fold is applied to the buffer once per granule, wherever the granule was compu
             fold(old, value) = old * 0.9 + value, applied granule by granule in order, by whoever keeps the buffer
 
 An update without samples, such as a counter or a power iteration, is the same in every granule; its fold, fold(old,
-value) = value, is applied once per step. An update that does not split, such as a memory that the loss reads too, has
+value) = value, is applied once per step. An update that does not read the old value keeps that of the last granule. An
+update that does not split, such as a memory that the loss reads too, has
 the same fold, which is right where a granule is the whole batch (`Program.whole_batch`). A step reads a buffer as it
 was at the start of the step, or as the step itself computed it from that.
 """
@@ -92,7 +93,7 @@ def _update(
     why = _reason_not_to_split(buffer, old[buffer], new, set(old.values()), changed, forward & sampled)
     if why:
         return replace(_overwrite(buffer, new), unsplit=why)
-    if new not in _dependents(old[buffer]):
+    if new not in _dependents(old[buffer]):  # its reader was dropped, such as copy_(), which has a value of its own
         return _overwrite(buffer, new)
     return _split(buffer, old[buffer], new)
 

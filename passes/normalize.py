@@ -51,11 +51,14 @@ _CHECKS = (
 # attention with a learned mask does; reshape copies where it must.
 _VIEWS = ("aten.view.default", "aten._unsafe_view")
 _SQUEEZES = ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
-# What is read of uninitialized memory would be another value on every rank and in every run.
+# For all of UNSET: what is read of uninitialized memory would be another value on every rank and in every run.
 _ZEROED = {
     aten.empty.memory_format: aten.zeros.default,
+    aten.empty_permuted.default: aten.zeros.default,
+    aten.empty_strided.default: aten.zeros.default,
     aten.empty_like.default: aten.zeros_like.default,
     aten.new_empty.default: aten.new_zeros.default,
+    aten.new_empty_strided.default: aten.new_zeros.default,
 }
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
@@ -102,9 +105,12 @@ class Normalize:
 
 
 def _fill(node: fx.Node) -> None:
-    """Make uninitialized memory zeros."""
+    """Make uninitialized memory zeros, in the usual order of dimensions but where they are like another tensor."""
+    has_layout = is_aten(node, "aten.empty_permuted", "aten.empty_strided", "aten.new_empty_strided")
     node.target = _ZEROED[node.target]  # type: ignore[index]
-    if node.target is aten.zeros.default:
+    if has_layout:
+        node.args = node.args[:-1]
+    if node.target is not aten.zeros_like.default:
         node.kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}
 
 

@@ -33,7 +33,7 @@ from elaswave_fx.program.samples import batch_symbol, fixed_shape, sample_dims, 
 aten = torch.ops.aten
 # Operators that use only the shape, dtype and device of their first argument.
 _SHAPE_ONLY = (
-    "aten.sym_size", "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like", "aten.new_zeros",
+    "aten.sym_size", "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.new_zeros",
     "aten.new_ones", "aten.new_full",
 )  # fmt: skip
 _TRIAL_SIZES = (2, 3)

@@ -307,7 +307,7 @@ class _Rewriter:
         return drawn
 
     def _exponential(self, node: fx.Node) -> fx.Node:
-        """-log(1 - u) / rate, for u in [0, 1); never 0, as in torch, because many take its logarithm."""
+        """-log(1 - u) / rate, for u in [0, 1); never 0 in fp32, as in torch, because many take its logarithm."""
         negative = emit(self.graph, aten.clamp.default, self._log_uniform(node, node), None, -_SMALLEST, like=node)
         scaled = emit(self.graph, aten.mul.Scalar, negative, -1.0 / argument(node, "lambd", 1.0), like=node)
         return emit(self.graph, aten._to_copy.default, scaled, dtype=value_of(node).dtype, like=node)

@@ -1,8 +1,8 @@
 """Cost of a message between two ranks of this machine, measured before planning.
 
-In: whether ranks share a host. Out: a `Link`. Two endpoints in this process exchange messages, each in its own thread,
-over the links of ranks (`native/comm`): shared memory on one host, TCP between hosts, emulated ones included. Links
-between machines are not measured yet.
+In: a configuration, or whether ranks share a host. Out: each `Link`. Two endpoints in this process exchange messages,
+each in its own thread, over the links of ranks (`native/comm`): shared memory on one host, TCP between hosts, emulated
+ones included. Links between machines are not measured yet.
 
     links_of(config)             ->  (Link(…), Link(…))     # within a host, between hosts; cached
     measure_link(one_host=True)  ->  Link(latency_s=3.4e-06, bytes_per_s=5700000000.0)
@@ -10,7 +10,6 @@ between machines are not measured yet.
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 import statistics
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.build.program_cache import home_of_programs
+from elaswave_fx.build.program_cache import cache_folder
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data.cached import cached_json, digest
 from elaswave_fx.plan.work.topology import Link
@@ -49,18 +48,15 @@ def links_of(config: Config) -> tuple[Link, Link]:
 
 
 def _link_of(config: Config, one_host: bool) -> Link:
-    home, trouble = home_of_programs(config, Path())
-    folder = home if config.cache.path and not trouble else None
+    def make() -> str:
+        link = measure_link(one_host)
+        return json.dumps([link.latency_s, link.bytes_per_s])
+
     key = digest(torch.__version__, platform.node(), Path(_native.__file__).stat().st_size)
     name = "link" if one_host else "link_of_hosts"
-    found = cached_json(folder, name, key, functools.partial(_measured_link, one_host))
+    found = cached_json(cache_folder(config), name, key, make)
     latency_s, bytes_per_s = json.loads(found)
     return Link(latency_s, bytes_per_s)
-
-
-def _measured_link(one_host: bool) -> str:
-    link = measure_link(one_host)
-    return json.dumps([link.latency_s, link.bytes_per_s])
 
 
 def measure_link(one_host: bool) -> Link:

@@ -1,4 +1,4 @@
-"""The model of a configuration, with its initial weights, in training mode.
+"""The model of a configuration, with its initial weights.
 
 model = make_model(config, dataset)     # seeded, fp32
 set_to_train(model)                     ->  ("in training mode, as model.train() sets it: encoder; …",)
@@ -18,7 +18,7 @@ from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models.build import build_model
 from elaswave_fx.models.hf_config import task_of
-from elaswave_fx.program.dense import refuse_other_kind
+from elaswave_fx.program.dense import refuse_not_dense
 from elaswave_fx.program.shared_storage import refuse_shared_storage
 
 _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed|integer multiplication overflow")
@@ -26,7 +26,7 @@ _NO_ROOM = re.compile("can't allocate memory|Storage size calculation overflowed
 
 
 def make_model(config: Config, dataset: Dataset) -> nn.Module:
-    """The model with seeded fp32 initial weights."""
+    """The model with seeded initial weights. Raises ConfigError or CaptureError if it cannot be made or trained."""
     image_shape = seq_len = None
     sample = dataset.sample(0)
     if "input_ids" in sample and sample["input_ids"].dim():
@@ -57,7 +57,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
             f"model={config.model.kind}: {lazy[0]} has no shape yet, as in a LazyLinear; give its sizes, or call the "
             "module once at the end of its constructor"
         )
-    _refuse_other_tensors(model)
+    _refuse_unkept_values(model)
     refuse_shared_storage(model)
     return model
 
@@ -86,7 +86,7 @@ def set_to_train(model: nn.Module) -> tuple[str, ...]:
 
 
 def notes_of(config: Config, model: nn.Module) -> tuple[str, ...]:
-    """Lines on what of a model is trained otherwise than its code suggests."""
+    """Lines on what of a model is trained or kept otherwise than its code suggests."""
     notes = (*_doubles(model), *_extra_states(model))
     if config.model.kind == "hf" and config.model.task is None:
         task = task_of(config.model, config.init_from)
@@ -94,20 +94,21 @@ def notes_of(config: Config, model: nn.Module) -> tuple[str, ...]:
     return notes
 
 
-def _refuse_other_tensors(model: nn.Module) -> None:
+def _refuse_unkept_values(model: nn.Module) -> None:
     """Raise CaptureError for parameters and buffers that are not dense, or that fp32 values do not hold."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        refuse_other_kind(name, tensor)
+        refuse_not_dense(name, tensor)
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
             raise CaptureError(
-                f"model: the parameter {name} is complex, and parameters are kept and updated in fp32; a way out is "
-                "a real one with torch.view_as_real() of it, read by torch.view_as_complex() in forward"
+                f"model: the parameter {name} is complex, and parameters are kept in fp32; a way out is a real one "
+                "with torch.view_as_real() of it, read by torch.view_as_complex() in forward, or a buffer if it is "
+                "not trained"
             )
         if not parameter.is_floating_point() and not torch.equal(parameter, parameter.float().to(parameter.dtype)):
             raise CaptureError(
-                f"model: values of the parameter {name} ({parameter.dtype}) are not whole in fp32, in which "
-                "parameters are kept; a way out is to make it a buffer"
+                f"model: the parameter {name} ({parameter.dtype}) has values that fp32, in which parameters are kept, "
+                "does not hold exactly; a way out is to make it a buffer"
             )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elaswave_fx import _native
-from elaswave_fx.build.program_cache import home_of_programs
+from elaswave_fx.build.program_cache import cache_folder
 from elaswave_fx.build.program_key import code_digest
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data.cached import cached_json, digest
@@ -57,7 +57,6 @@ def update_seconds(config: Config) -> float:
 
 
 def _cached_of(optimizer: Optimizer, config: Config, name: str, make: Callable[[], str]) -> str:
-    home, trouble = home_of_programs(config, Path())
-    folder = home if config.cache.path and not trouble and config.optimizer.name != "target" else None
+    folder = cache_folder(config) if config.optimizer.name != "target" else None
     code = Path(optimizer_module.__file__).read_bytes()
     return cached_json(folder, name, digest(repr(optimizer), torch.__version__, code, code_digest()), make)

@@ -45,6 +45,12 @@ def home_of_programs(config: Config, spare: Path) -> tuple[Path, tuple[str, ...]
         return spare, (f"cache.dir={config.cache.path}: cannot be written ({error.strerror}); the program is not kept",)
 
 
+def cache_folder(config: Config) -> Path | None:
+    """The folder for measured costs and the like; None if there is none that is ours alone and writable."""
+    home, trouble = home_of_programs(config, Path())
+    return home if config.cache.path and not trouble else None
+
+
 @contextlib.contextmanager
 def writing_program(config: Config, target: Path) -> Iterator[None]:
     """Turn a full disk into an error that the user can fix."""
@@ -76,6 +82,7 @@ def cached_program(config: Config, model: nn.Module, folder: Path) -> tuple[Arti
 
 
 def digest_of_samples(batches: tuple[Batch, Batch]) -> str:
+    """A name of the example batches by their values."""
     tensors = [(name, tensor) for batch in batches for name, tensor in batch.items()]
     return digest(*(part for name, tensor in tensors for part in (name, tensor_digest(tensor))))
 

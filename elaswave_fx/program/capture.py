@@ -36,7 +36,7 @@ from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torc
 from elaswave_fx.program.autocast import composites_under_autocast, decompositions_under_autocast, traced_under_autocast
 from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
 from elaswave_fx.program.check_against_eager import ModelFails, check_against_eager
-from elaswave_fx.program.dense import refuse_other_kind
+from elaswave_fx.program.dense import refuse_not_dense
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
@@ -295,7 +295,7 @@ def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, g
         elif spec.kind == InputKind.CONSTANT_TENSOR:
             constant = exported.constants[str(spec.target)]
             assert isinstance(constant, torch.Tensor)
-            refuse_other_kind(f"the tensor {spec.target} of forward", constant)
+            refuse_not_dense(f"the tensor {spec.target} of forward", constant)
             refuse_other_name(model, constant)
             tensors[target] = constant.detach().clone(memory_format=torch.contiguous_format)
             set_source(node, Source(Role.CONSTANT, target))

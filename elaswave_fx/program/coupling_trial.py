@@ -28,7 +28,7 @@ from elaswave_fx.program.batch_run import (
 )
 from elaswave_fx.program.coupling_rules import describe, sorts_samples
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import UNSET, Program, argument, calls, is_aten, output_nodes, value_of
+from elaswave_fx.program.ir import Program, argument, calls, is_aten, output_nodes, value_of
 from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
 
 _COMPARISONS = ("aten.gt", "aten.ge", "aten.lt", "aten.le", "aten.eq", "aten.ne", "aten._to_copy")
@@ -120,8 +120,6 @@ def _compare_parts(
             counted.add(node)
         touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(_read_by(node)))
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
-        if is_aten(node, *UNSET):
-            continue
         if kinds[node] != Nature.MAIN and not disordered and not touched:
             # Positions in the batch and the like matter only where they reach the samples' values.
             if _is_placed(node, placed) or not _joins(node, axes, runs, tolerance):

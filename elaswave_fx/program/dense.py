@@ -1,11 +1,12 @@
-"""Tensors that are not dense: sparse, quantized, nested ones and the like, which programs and state do not have.
+"""Dense tensors, which programs and state are made of, told from sparse, quantized and nested ones and the like.
 
-refuse_other_kind("body.adjacency", torch.eye(3).to_sparse())  ->  CaptureError: … is a sparse_coo tensor …
-tensor_bytes(torch.ones(1))                                    ->  b"\\x00\\x00\\x80?"
+refuse_not_dense("body.adjacency", torch.eye(3).to_sparse())  ->  CaptureError: … is a sparse_coo tensor …
+tensor_text(torch.ones(1))                                    ->  "torch.float32 (1,) ad95131b…"
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 
 import torch
@@ -13,8 +14,9 @@ import torch
 from elaswave_fx.errors import CaptureError
 
 
-def refuse_other_kind(name: str, tensor: torch.Tensor) -> None:
-    """Raise CaptureError for a parameter, buffer or constant that is not dense, or has no values."""
+def refuse_not_dense(name: str, tensor: torch.Tensor) -> None:
+    """Raise CaptureError for a parameter, buffer or constant that is not dense, has no values, or a dtype that files
+    lack."""
     if tensor.is_meta:
         raise CaptureError(f"model: {name} is on the meta device, without values; a way out is to give it some")
     kind = _other_kind(tensor)
@@ -23,11 +25,22 @@ def refuse_other_kind(name: str, tensor: torch.Tensor) -> None:
             f"model: {name} is a {kind} tensor, and the state of a model is dense; a way out is to keep it dense, or "
             "its dense parts (indices and values, values and scales), and to put it together in forward"
         )
+    if tensor.is_complex() and tensor.dtype != torch.complex64:
+        raise CaptureError(
+            f"model: {name} is in {tensor.dtype}, which files of tensors lack; a way out is complex64, or "
+            "torch.view_as_real() of it"
+        )
 
 
-def tensor_bytes(tensor: torch.Tensor) -> bytes:
-    """The values of a tensor, of whatever kind, as bytes: equal for equal ones."""
-    tensor = tensor.detach()
+def tensor_text(tensor: torch.Tensor) -> str:
+    """Dtype, shape and a digest of the values of a tensor of whatever kind; texts are equal only for equal tensors."""
+    shape = "nested" if tensor.is_nested else tuple(tensor.shape)
+    return f"{tensor.dtype} {shape} {hashlib.sha256(_bytes(tensor.detach())).hexdigest()}"
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    if tensor.is_mkldnn:
+        tensor = tensor.to_dense()
     if tensor.is_meta or _other_kind(tensor) is not None:
         saved = io.BytesIO()
         torch.save(tensor, saved)

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.files import file_digest
-from elaswave_fx.program.dense import tensor_bytes
+from elaswave_fx.program.dense import tensor_text
 from elaswave_fx.program.state_kept import state_kept
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -152,7 +152,7 @@ def _globals_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     for name in code.co_names:
         value = names.get(name)
         if isinstance(value, torch.Tensor):
-            yield f"value {name} {value.dtype} {hashlib.sha256(tensor_bytes(value)).hexdigest()}"
+            yield f"value {name} {tensor_text(value)}"
         elif _is_plain(value) or (isinstance(value, tuple) and all(map(_is_plain, value))):
             yield f"value {name} {value!r}"
 

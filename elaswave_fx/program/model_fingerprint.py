@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.files import file_digest
-from elaswave_fx.program.dense import tensor_bytes
+from elaswave_fx.program.dense import tensor_text
 
 _DEPTH = 6
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -107,8 +107,7 @@ def plain_text(value: Any, depth: int = 0) -> str:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, Path)):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        shape = "nested" if value.is_nested else tuple(value.shape)
-        return f"{value.dtype} {shape} {hashlib.sha256(tensor_bytes(value)).hexdigest()}"
+        return tensor_text(value)
     if isinstance(value, nn.Module):
         return _class_name(type(value))  # modules have separate lines
     if isinstance(value, functools.partial):

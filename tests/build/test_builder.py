@@ -11,17 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from elaswave_fx import _native
-from elaswave_fx.build import link_costs, optimizer_program
 from elaswave_fx.build.builder import build
-from elaswave_fx.build.initial_plan import topology_of
-from elaswave_fx.build.link_costs import links_of
-from elaswave_fx.build.optimizer_program import update_program, update_seconds
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.optim.optimizer import AdamW, hyper_row
-from elaswave_fx.plan.work.topology import Link, Rank
 
 _WARM = """
 import sys
@@ -172,75 +165,6 @@ def test_what_a_schedule_or_a_dataset_tells_forward_is_refused(tmp_path: Path, n
         return
     with pytest.raises(CaptureError, match="forward depends on NOW.*, which the schedule or the dataset changes"):
         build(config, tmp_path)
-
-
-def test_the_optimizer_becomes_a_program_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [f"cache.dir={tmp_path}", "optimizer=adamw", "optimizer.weight_decay=0.1"]
-    program = update_program(load_config(words))
-    monkeypatch.setattr(optimizer_program, "trace_update", lambda optimizer: pytest.fail("traced again"))
-    assert update_program(load_config(words)) == program
-    with pytest.raises(pytest.fail.Exception, match="traced again"):
-        update_program(load_config([*words, "optimizer.eps=1e-6"]))
-    with pytest.raises(pytest.fail.Exception, match="traced again"):
-        update_program(load_config([*words, "cache.enabled=false"]))
-
-    ours = AdamW(weight_decay=0.1)
-    param, grad = torch.randn(5), torch.randn(5)
-    hyper = [torch.tensor(value) for value in hyper_row(ours, 0, 1e-3, "decay")]
-    found = _native.Program(program).run([param, grad, *ours.init(param), *hyper])
-    expected, state = ours.update(param, grad, ours.init(param), tuple(hyper[1:]))
-    assert all(torch.equal(a, b) for a, b in zip(found, (expected, *state), strict=True))
-
-
-def test_an_update_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [f"cache.dir={tmp_path}", "optimizer=sgd"]
-    taken_s = update_seconds(load_config(words))
-    assert 1e-11 < taken_s < 1e-6
-    monkeypatch.setattr(_native, "update_seconds", lambda *how: pytest.fail("measured again"))
-    assert update_seconds(load_config(words)) == taken_s
-    (kept,) = tmp_path.glob("programs/update_seconds-*.json")
-    kept.write_text(kept.read_text()[:-2] + "e")  # a file that was cut off
-    for other in (["optimizer.weight_decay=0.2"], []):
-        with pytest.raises(pytest.fail.Exception, match="measured again"):
-            update_seconds(load_config([*words, *other]))
-
-
-def test_links_are_measured_once_by_pair_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [f"cache.dir={tmp_path}", "parallel.dp=4"]
-    within, between = links_of(load_config(words))
-    for link in (within, between):
-        assert 1e-7 < link.latency_s < 1e-2 and 1e7 < link.bytes_per_s < 1e12
-    topology = topology_of(load_config(words))
-    assert (topology.link(Rank(0), Rank(1)), topology.link(Rank(0), Rank(2))) == (within, between) and within != between
-    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: pytest.fail("measured again"))
-    assert topology_of(load_config([*words, "parallel.ranks_per_host=8"])).link(Rank(0), Rank(3)) == within
-    alone = topology_of(load_config([*words, "parallel.ranks_per_host=1"]))
-    assert alone.is_uniform and alone.link(Rank(0), Rank(1)) == between
-    for kept in tmp_path.glob("programs/link*.json"):
-        kept.write_text(kept.read_text()[:-1])  # a file that was cut off
-    with pytest.raises(pytest.fail.Exception, match="measured again"):
-        links_of(load_config(words))
-
-
-def test_what_is_emulated_of_links_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: Link(1e-5, 5e9))
-    emulated = ["parallel.dp=4", "device=emulated", "cache.enabled=false"]
-    assert topology_of(load_config(emulated)).is_uniform
-    slow = topology_of(load_config([*emulated, "emulated.link.bytes_per_s=1e8"]))
-    assert (slow.within_host, slow.between_hosts) == (Link(1e-5, 5e9), Link(1e-5, 1e8))
-
-
-def test_a_single_rank_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: pytest.fail("measured"))
-    assert links_of(load_config(["parallel.dp=1", "parallel.pp=1", "cache.enabled=false"])) == (Link(), Link())
-
-
-def test_what_is_known_of_a_pair_of_hosts_is_not_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_costs, "measure_link", lambda one_host: Link(1e-5, 5e9))
-    words = ["parallel.dp=3", "parallel.ranks_per_host=1", "cache.enabled=false"]
-    topology = topology_of(load_config([*words, "topology.links=[{hosts: [0, 2], latency_ms: 2}]"]))
-    assert topology.link(Rank(0), Rank(2)) == Link(2e-3, 5e9)
-    assert topology.link(Rank(0), Rank(1)) == Link(1e-5, 5e9)
 
 
 def test_an_initial_state_that_was_let_go_is_still_there(tmp_path: Path) -> None:

@@ -40,8 +40,9 @@ def frozen(tensor: Tensor) -> nn.Parameter:
     ("part", "expected"),
     [
         (nn.Parameter(torch.ones(3, dtype=torch.cfloat)), "the parameter part is complex.*torch.view_as_complex"),
-        (frozen(torch.ones(3, dtype=torch.cdouble)), "the parameter part is complex"),
-        (frozen(torch.tensor([2**24 + 1])), r"values of the parameter part \(torch.int64\) are not whole in fp32"),
+        (frozen(torch.ones(3, dtype=torch.cfloat)), "the parameter part is complex.*or a buffer if it is not trained"),
+        (frozen(torch.tensor([2**24 + 1])), r"the parameter part \(torch.int64\) has values that fp32"),
+        (torch.ones(3, dtype=torch.cdouble), "part is in torch.complex128"),
         (torch.eye(3).to_sparse(), "part is a sparse_coo tensor"),
         (torch.eye(3).to_sparse_csr(), "part is a sparse_csr tensor"),
         (frozen(torch.eye(3).to_sparse()), "part is a sparse_coo tensor"),

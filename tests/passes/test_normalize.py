@@ -14,6 +14,7 @@ from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.passes.normalize import Normalize, refuse_effects
 from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.invariants import verify
+from elaswave_fx.program.ir import UNSET, calls, is_aten
 from elaswave_fx.program.text import graph_text
 from tests.passes.compiled import (
     artifact_of,
@@ -50,6 +51,41 @@ def test_the_numbers_stay_the_same() -> None:
     batch = vectors(5, 3)
     for old, new in zip(run_graph(before, model, batch), run_graph(after, model, batch), strict=True):
         torch.testing.assert_close(new, old, rtol=1e-6, atol=1e-6)
+
+
+class Swapped(Classifier):
+    """Halves of features that change places in memory which holds nothing before."""
+
+    def __init__(self, memory: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        swapped = self.memory(features)
+        swapped[:, : WIDTH // 2], swapped[:, WIDTH // 2 :] = features[:, WIDTH // 2 :], features[:, : WIDTH // 2]
+        return swapped
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        torch.empty_like,
+        lambda x: x.new_empty(x.shape),
+        lambda x: torch.empty(x.shape),
+        lambda x: torch.empty(x.shape, memory_format=torch.contiguous_format),
+        lambda x: torch.empty_strided(x.shape, (1, x.shape[0])),
+        lambda x: x.new_empty_strided(x.shape, (1, x.shape[0])),
+        lambda x: torch.empty_permuted(x.shape, (1, 0)),
+    ],
+)
+def test_memory_that_holds_nothing_is_zeros(memory: Callable[[Tensor], Tensor]) -> None:
+    model = Swapped(memory)
+    program = Normalize().apply(captured(model, vectors))
+    assert not [node for node in calls(program.graph.graph) if is_aten(node, *UNSET)]
+    batch = vectors(3, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(run_graph(program, model, batch)[0], model(**batch)[0])
 
 
 def test_what_computes_nothing_is_gone() -> None:

@@ -536,6 +536,30 @@ def test_a_trained_parameter_without_elements_is_refused() -> None:
         capture(model, (vectors(2, 1), vectors(3, 2)), granule=1)
 
 
+class Tabled(Classifier):
+    """Reads a tensor that is no buffer."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__(layers=1)
+        self.table = table
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) + torch.zeros_like(self.table, device="cpu").sum().real
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        (torch.empty(WIDTH, device="meta"), r"the tensor \S+ of forward is on the meta device"),
+        (torch.ones(WIDTH, dtype=torch.cdouble), r"the tensor \S+ of forward is in torch.complex128"),
+        (torch.eye(WIDTH).to_sparse(), "Tabled cannot be exported"),
+    ],
+)
+def test_a_constant_that_is_not_dense_is_refused(table: Tensor, reason: str) -> None:
+    with pytest.raises(CaptureError, match=reason):
+        capture(Tabled(table), (vectors(2, 1), vectors(3, 2)), granule=1)
+
+
 class Rounded(torch.autograd.Function):
     """A hard gate."""
 
