@@ -57,6 +57,7 @@ def make_model(config: Config, dataset: Dataset) -> nn.Module:
             f"model={config.model.kind}: {lazy[0]} has no shape yet, as in a LazyLinear; give its sizes, or call the "
             "module once at the end of its constructor"
         )
+    _refuse_own_parameters(model)
     _refuse_unkept_values(model)
     refuse_shared_storage(model)
     return model
@@ -92,6 +93,22 @@ def notes_of(config: Config, model: nn.Module) -> tuple[str, ...]:
         task = task_of(config.model, config.init_from)
         notes += (f"model: {config.model.name or 'the one of init_from'} is trained as {task} (model.task)",)
     return notes
+
+
+def _refuse_own_parameters(model: nn.Module) -> None:
+    """Raise CaptureError if methods of the model's own give other parameters than its modules have: loops train those
+    that parameters() gives."""
+    held = {id(each) for module in model.modules() for each in module._parameters.values() if each is not None}
+    for name, given in (
+        ("parameters", model.parameters()),
+        ("named_parameters", dict(model.named_parameters()).values()),
+    ):
+        found = {id(each) for each in given}
+        if found != held:
+            raise CaptureError(
+                f"model: {name}() of {type(model).__name__} gives {len(found & held)} of its {len(held)} parameters; a "
+                "way out is torch's own method, with requires_grad_(False) for those that are not trained"
+            )
 
 
 def _refuse_unkept_values(model: nn.Module) -> None:

@@ -44,8 +44,9 @@ _LINEAR_IN_EACH = (
 """Linear while only one argument is made of samples."""
 _NO_SUMS = (
     "aten.amax", "aten.amin", "aten.linalg_norm", "aten.linalg_vector_norm", "aten.logsumexp", "aten.max",
-    "aten.median", "aten.min", "aten.norm", "aten.prod", "aten.std", "aten.var",
+    "aten.median", "aten.min", "aten.nanmean", "aten.nanmedian", "aten.norm", "aten.prod", "aten.std", "aten.var",
 )  # fmt: skip
+_BY_GROUPS = ("aten.index_reduce", "aten.scatter_reduce", "aten.segment_reduce")
 _LABELLED = ("aten.cross_entropy_loss", "aten.nll_loss", "aten.nll_loss2d", "aten.nll_loss_nd")
 _MEAN = 1
 _LINEAR_IN_FIRST = ("aten.div", "aten.gather", "aten.index", "aten.index_select", "aten.true_divide")
@@ -95,7 +96,8 @@ def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
     """Whether a call is linear in the totals that it reads, if any."""
     read = totals.intersection(node.all_input_nodes)
     if not read:
-        return not is_aten(node, *_NO_SUMS) and not _is_weighted_mean(node)
+        groups = is_aten(node, *_BY_GROUPS) and argument(node, "reduce") != "sum"
+        return not is_aten(node, *_NO_SUMS) and not groups and not _is_weighted_mean(node)
     if is_getitem(node):
         return True
     if any(value.dtype == torch.bool for value in tensors_in(value_of(node))):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,9 +28,9 @@ class Model(nn.Module):
             self.register_buffer("part", part)
 
 
-def made(part: Tensor, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+def made(part: Tensor, monkeypatch: pytest.MonkeyPatch, name: str = "Model") -> nn.Module:
     monkeypatch.setitem(GIVEN, "part", part)
-    config = load_config(["data=digits", f"model._target_={__name__}.Model"])
+    config = load_config(["data=digits", f"model._target_={__name__}.{name}"])
     return make_model(config, open_source(config).dataset)
 
 
@@ -70,3 +72,16 @@ def test_state_that_cannot_be_kept_is_refused(part: Tensor, expected: str, monke
 )
 def test_dense_state_that_fp32_or_a_buffer_holds_is_taken(part: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(made(part, monkeypatch).state_dict())["part"].dtype == part.dtype
+
+
+class Adapter(Model):
+    """Gives what is to be trained alone, for an optimizer of it."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield self.head.weight
+
+
+def test_a_model_that_gives_part_of_its_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = r"parameters\(\) of Adapter gives 1 of its 2 parameters; a way out is .*requires_grad_\(False\)"
+    with pytest.raises(CaptureError, match=why):
+        made(torch.ones(1), monkeypatch, "Adapter")

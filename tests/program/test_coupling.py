@@ -92,12 +92,24 @@ class MeanTimesSamples(Classifier):
         return F.cross_entropy(self.head(self.features(x)), y) * x.shape[0], torch.full((), x.shape[0])
 
 
+def places(losses: Tensor) -> Tensor:
+    return torch.arange(losses.shape[0])
+
+
 BENT: dict[str, tuple[nn.Module, str]] = {
     "a count kept from 0": (Totals(torch.sum, lambda ones: ones.sum().clamp(min=1)), "count .* needs no lower bound"),
     "an integer": (Totals(torch.sum, lambda ones: (ones > 0).sum().clamp(min=1)), "count .* needs no lower bound"),
     "free bits": (Totals(lambda losses: (losses.sum() - 1e-9).clamp(min=0.0)), "loss is no sum over samples"),
     "relu of a sum": (Totals(lambda losses: F.relu(losses.sum())), "relu.* loss is no sum over samples"),
     "NaN to 0": (Totals(lambda losses: losses.sum().nan_to_num()), "nan_to_num.* loss is no sum over samples"),
+    "mean of what is not NaN": (
+        Totals(lambda losses: losses.nanmean() * losses.shape[0]),
+        "nanmean.* loss is no sum over samples",
+    ),
+    "means by groups": (
+        Totals(lambda losses: torch.zeros(64).scatter_reduce(0, places(losses) % 64, losses, "mean").sum()),
+        "scatter_reduce.* loss is no sum over samples",
+    ),
     "largest": (Totals(lambda losses: losses.sum() + 0 * losses.max()), "max.* loss is no sum over samples"),
     "mean over labels": (MeanTimesSamples(layers=1), "mean over the labels that count, and reduction='sum' is the sum"),
     "a mean times a count": (Totals(lambda losses: losses.mean() * (losses > -1).sum()), "mul.* return the sum itself"),
