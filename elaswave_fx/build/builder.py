@@ -78,7 +78,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     notes = (*set_to_train(model), *notes_of(config, model))
     if config.model.kind == "hf":
         refuse_other_classes(cast("Any", model).model.config, source.dataset.class_names)
-    state, stored = None, {name for name, _ in model.named_buffers()}
+    state = None
     if folder is not None:
         state = folder / "state.safetensors"
         save_state(initial_state(model), state)
@@ -88,7 +88,6 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     with python_state_kept(model):
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
-    _refuse_late_buffers(model, stored)
     _refuse_state_set_outside(config, source, model, batches[0], computed)
     key = program_key(config, model_print, batches[0], code, computed)
     home, trouble = home_of_programs(config, folder or Path(tempfile.mkdtemp()))
@@ -123,15 +122,6 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     origin = _origin(cached is not None, dump)
     coverage = f"the program's key covers {code.words()}"
     return Built(artifact, target, state, source, clock.laps, origin, notes, coverage, state_dict_names(model))
-
-
-def _refuse_late_buffers(model: nn.Module, stored: set[str]) -> None:
-    """Raise CaptureError for buffers that a forward pass has registered."""
-    for name in [name for name, _ in model.named_buffers() if name not in stored]:
-        raise CaptureError(
-            f"model: forward registers the buffer {name}, of which the initial state has nothing; a way out is to "
-            "register it in the constructor, or to keep the table as a plain attribute"
-        )
 
 
 def _refuse_state_set_outside(

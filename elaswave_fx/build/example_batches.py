@@ -1,8 +1,8 @@
 """Example batches of a model before training: samples of the data that differ.
 
 Two sentences of one length hide that a loss is a mean over the labels of its batch. The samples are therefore chosen,
-among the first of training, by features that masks, paddings and labels show in: zeros, negative numbers, the count of
-the last number, the first number.
+among the first of training, by features that masks, paddings and labels show in: zeros, NaN and infinities,
+negative numbers, the count of the last number, the first number.
 
     example_batches(config, source)   ->  (two granules, three granules)
 """
@@ -38,7 +38,9 @@ def _signs(tensor: torch.Tensor) -> torch.Tensor:
     if not values.shape[1]:
         return torch.zeros(len(tensor), 0)
     found = [(values == 0).sum(1)]
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if tensor.is_floating_point() or tensor.is_complex():
+        found += [values.isnan().sum(1), values.isinf().sum(1)]
+    else:
         found += [(values < 0).sum(1), (values == values[:, -1:]).sum(1), values[:, 0]]
     return torch.stack([each.double() for each in found], dim=1)
 

@@ -88,7 +88,7 @@ def set_to_train(model: nn.Module) -> tuple[str, ...]:
 
 def notes_of(config: Config, model: nn.Module) -> tuple[str, ...]:
     """Lines on what of a model is trained or kept otherwise than its code suggests."""
-    notes = (*_doubles(model), *_extra_states(model))
+    notes = (*_other_precisions(model), *_extra_states(model))
     if config.model.kind == "hf" and config.model.task is None:
         task = task_of(config.model, config.init_from)
         notes += (f"model: {config.model.name or 'the one of init_from'} is trained as {task} (model.task)",)
@@ -129,11 +129,17 @@ def _refuse_unkept_values(model: nn.Module) -> None:
             )
 
 
-def _doubles(model: nn.Module) -> tuple[str, ...]:
-    """That parameters in double precision are trained in single, if there are any."""
-    found = [name for name, parameter in model.named_parameters() if parameter.dtype == torch.float64]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (f"model: {found[0]}{more} in float64: kept and updated in fp32, computed with as it is",) if found else ()
+def _other_precisions(model: nn.Module) -> tuple[str, ...]:
+    """That parameters in double or half precision are trained in single, if there are any: a line for each type."""
+    names: dict[torch.dtype, list[str]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+            names.setdefault(parameter.dtype, []).append(name)
+    return tuple(
+        f"model: {found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''} in {str(dtype)[6:]}: kept and "
+        "updated in fp32, computed with as it is"
+        for dtype, found in names.items()
+    )
 
 
 def _extra_states(model: nn.Module) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """The internal form of all data: a map from an index to named tensors.
 
-In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, giving dicts or tuples). Out: `Dataset`.
+In: arrays, or any map-style dataset of the user (`__len__` and `__getitem__`, giving dicts, data classes or tuples).
+Out: `Dataset`.
 
     MapDataset([(image, 3), …], fields=("image", "label"), …).sample(0)   ->  {"image": float32[…], "label": int64[]}
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -309,10 +311,20 @@ class MapDataset(Dataset):
                 item = self._wrapped.__getitem__(index, key_of(index) if key is None else key)
             else:
                 item = self._wrapped[index]
+        item = self._by_name(item)
         named = self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
         if not named:
             raise DataError(f"data._target_={self._name}: sample {index} has no fields")
         return named
+
+    def _by_name(self, item: Any) -> Any:
+        """A data class as a dict, and a named tuple unless `fields` gives its parts other names."""
+        if isinstance(item, Mapping):
+            return item
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+        names = getattr(item, "_fields", None) if isinstance(item, tuple) else None
+        return item._asdict() if names and set(self._fields) <= set(names) else item  # type: ignore[attr-defined]
 
     def _from_dict(self, item: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._fields:

@@ -293,7 +293,7 @@ def _user_dataset(config: Config, spec: Mapping[str, object], code: UserCode) ->
     dataset = UserDataset(
         MapDataset(made, config.data.fields, name, code), code, f"data._target_={name}",
         "__getitem__(self, index, key), drawing from np.random.default_rng(key): the key is another one whenever the "
-        "sample comes; or data.transform, with an argument rng to draw from",
+        "sample comes; or data.transform, with an argument rng to draw from; or a copy, where rows change in place",
         owner=made,
     )  # fmt: skip
     if len(dataset) == 0:

@@ -303,8 +303,8 @@ def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, g
             set_source(node, Source(Role.INPUT, next(fields)))
         elif isinstance(exported.constants.get(str(spec.target)), torch.Generator):
             raise CaptureError(
-                "model: forward draws from a torch.Generator of its own, which every rank would go through in its own "
-                "way; a way out is torch's default generator: its draws are keyed by seed, step and sample"
+                "model: forward draws from a torch.Generator of its own, whose draws have no key of step and sample; "
+                "a way out is torch's default generator, or, for draws that stay, a tensor made in the constructor"
             )
         else:
             raise CaptureError(f"model: reads {spec.arg.name}, of the kind {spec.kind.name}; that cannot be captured")

@@ -58,10 +58,34 @@ class Vectors:
         return {"x": torch.full((2,), 0.1 * index)}
 
 
-def test_a_buffer_that_forward_registers_is_refused(tmp_path: Path) -> None:
-    words = [f"model._target_={__name__}.LateBuffer", f"data._target_={__name__}.Vectors", "global_batch=4"]
-    with pytest.raises(CaptureError, match="forward registers the buffer table, .*register it in the constructor"):
-        build(load_config(words), tmp_path)
+class ResizedBuffer(nn.Linear):
+    """Its table gets its size, or is made, by the first call. `none`: it is None before."""
+
+    def __init__(self, none: bool) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("table", None if none else torch.zeros(0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if self.table is None:
+            self.table = torch.ones(2)
+        elif not len(self.table):
+            self.table.resize_(2).fill_(1.0)
+        return (super().forward(x) * self.table).sum(), torch.full((), x.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("LateBuffer",), "forward registers the buffer table, "),
+        (("ResizedBuffer", "+model.none=true"), "forward registers the buffer table, "),
+        (("ResizedBuffer", "+model.none=false"), r"forward resizes the buffer table, of size \[0\] before"),
+    ],
+)
+def test_a_buffer_without_a_value_is_refused(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    name, *more = words
+    here = [f"model._target_={__name__}.{name}", *more, f"data._target_={__name__}.Vectors", "global_batch=4"]
+    with pytest.raises(CaptureError, match=f"model: {reason}.*its size in the constructor"):
+        build(load_config(here), tmp_path)
 
 
 class Evaluating(nn.Linear):
@@ -89,18 +113,19 @@ def test_a_module_that_leaves_evaluation_mode_is_named(tmp_path: Path, stays: bo
     assert ("dropout" in str(built.artifact.programs)) is not stays
 
 
-class Double(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(2, 2, dtype=torch.float64)
+class OfPrecision(nn.Linear):
+    def __init__(self, dtype: str) -> None:
+        super().__init__(2, 2, dtype=getattr(torch, dtype))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return super().forward(x.double()).square().sum(), torch.full((), x.shape[0])
+        return super().forward(x.to(self.weight.dtype)).float().square().sum(), torch.full((), x.shape[0])
 
 
-def test_that_parameters_in_double_are_kept_in_single_precision_is_said(tmp_path: Path) -> None:
-    words = [f"model._target_={__name__}.Double", f"data._target_={__name__}.Vectors", "global_batch=4"]
-    built = build(load_config(words), tmp_path)
-    assert "model: weight and 1 more in float64: kept and updated in fp32, computed with as it is" in built.notes
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_that_parameters_of_another_precision_are_kept_in_single_is_said(tmp_path: Path, dtype: str) -> None:
+    words = [f"model._target_={__name__}.OfPrecision", f"+model.dtype={dtype}", f"data._target_={__name__}.Vectors"]
+    built = build(load_config([*words, "global_batch=4"]), tmp_path)
+    assert f"model: weight and 1 more in {dtype}: kept and updated in fp32, computed with as it is" in built.notes
 
 
 class Extra(nn.Module):

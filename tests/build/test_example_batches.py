@@ -34,11 +34,13 @@ class Rare:
         if rare and self.of == "class":
             y[:] = 1
         weight = torch.tensor(0.0 if rare and self.of == "weight" else 1.0)
+        if rare and self.of == "missing number":
+            x[2] = torch.nan
         mask = torch.tensor([True, True, True, not (rare and self.of == "mask")])
         return {"x": x, "y": y, "weight": weight, "mask": mask, "index": torch.tensor(float(index + 1))}
 
 
-@pytest.mark.parametrize("of", ["ignored labels", "padding", "class", "weight", "mask"])
+@pytest.mark.parametrize("of", ["ignored labels", "padding", "class", "weight", "mask", "missing number"])
 @pytest.mark.parametrize("granule", [1, 2])
 def test_the_different_one_is_among_the_first(of: str, granule: int) -> None:
     config = load_config([

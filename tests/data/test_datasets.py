@@ -2,7 +2,9 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -101,6 +103,26 @@ class Dicts(Pairs):
         return {"x": torch.full((2,), index, dtype=torch.int32), "y": [0.5, index], "name": torch.tensor(True)}
 
 
+class Named(NamedTuple):
+    x: np.ndarray
+    y: int
+
+
+@dataclass
+class Item:
+    x: np.ndarray
+    y: int
+
+
+class Items(Pairs):
+    def __init__(self, count: int, of: str) -> None:
+        super().__init__(count)
+        self.kind = {"data class": Item, "named tuple": Named}[of]
+
+    def __getitem__(self, index: int) -> object:
+        return self.kind(np.full(2, index / 2), index)
+
+
 class Rows:
     def __init__(self, rows: list[list[int]]) -> None:
         assert type(rows) is type(rows[0]) is list
@@ -146,6 +168,16 @@ def test_users_dicts() -> None:
     }
     chosen = opened("data._target_=user_data.Dicts", "data.count=8", "data.fields=[y]")
     assert list(chosen.sample(1)) == ["y"]
+
+
+@pytest.mark.parametrize("kind", ["data class", "named tuple"])
+def test_users_samples_with_named_parts(kind: str) -> None:
+    target = ("data._target_=user_data.Items", "data.count=8", f"+data.of={kind}")
+    sample = opened(*target).sample(3)
+    assert sample["x"].tolist() == [1.5, 1.5] and sample["y"].item() == 3
+    assert list(opened(*target, "data.fields=[y]").sample(1)) == ["y"]
+    if kind == "named tuple":
+        assert list(opened(*target, "data.fields=[a,b]").sample(1)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
