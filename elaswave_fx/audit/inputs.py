@@ -81,7 +81,7 @@ class _Keys:
 
 
 class _Examiner:
-    """Of one part of a run."""
+    """The examination of one part of a run."""
 
     def __init__(self, part: Part, program: Program) -> None:
         self._config, self._artifact, self._source = part.config, program.artifact, program.source

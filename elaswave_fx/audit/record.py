@@ -236,5 +236,5 @@ def sum_of_keys(line: Line) -> int:
 
 
 def line_fields(line: Line) -> dict[str, Any]:
-    """As `control/store/ledger.py` takes lines."""
+    """The line's fields, as `control/store/ledger.py` takes them."""
     return msgspec.to_builtins(line)

@@ -130,7 +130,7 @@ def _refuse_unkept_values(model: nn.Module) -> None:
 
 
 def _other_precisions(model: nn.Module) -> tuple[str, ...]:
-    """That parameters in double or half precision are trained in single, if there are any: a line for each type."""
+    """A line for each type of parameters in double or half precision, which are trained in single."""
     names: dict[torch.dtype, list[str]] = {}
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
@@ -143,7 +143,7 @@ def _other_precisions(model: nn.Module) -> tuple[str, ...]:
 
 
 def _extra_states(model: nn.Module) -> tuple[str, ...]:
-    """That checkpoints have tensors alone, if modules have state of another kind."""
+    """A line on modules with state that is no tensor, which checkpoints leave out."""
     own = [each for each in model.modules() if type(each).get_extra_state is not nn.Module.get_extra_state]
     more = f" and {len(own) - 1} more" if len(own) > 1 else ""
     return (f"model: checkpoints leave out get_extra_state() of {type(own[0]).__name__}{more}",) if own else ()

@@ -174,7 +174,7 @@ class _Failed(_Ended, Exception):
 
 
 class _Stopped(_Ended):
-    """By a signal, which is for all of the multirun."""
+    """Raised by a signal, which is for all of the multirun."""
 
 
 def _working_folder() -> str:

@@ -77,8 +77,8 @@ def whole_run(config: Config, work: Work = run_worker) -> WholeRun:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Of one run from another: the absolute difference of the losses of every step, its mean from the first failure on,
-    and that of the held-out losses."""
+    """Deviation of one run from another: the absolute difference of the losses of every step, its mean from the first
+    failure on, and that of the held-out losses."""
 
     of_steps: tuple[float, ...]
     mean: float
@@ -195,7 +195,7 @@ def _table(precision: str, found: Found) -> list[str]:
 
 
 def _less(ours: Sequence[Deviation], peer: Sequence[Deviation]) -> str:
-    """By how much the mean deviation is lower, the median over seeds; 100 % is said only of none at all."""
+    """How much lower the mean deviation is, the median over seeds; 100 % is said only of none at all."""
     left = 100 * statistics.median(a.mean / b.mean for a, b in zip(ours, peer, strict=True))
     return f"{100 - float(f'{left:.2g}'):.10g} %"
 

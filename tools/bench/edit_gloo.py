@@ -63,7 +63,7 @@ def start_store(processes: Processes) -> int:
 
 
 def _keep_store(channel: Channel) -> None:
-    """Until the channel closes."""
+    """Keep the store until the channel closes."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     channel.send("port", port=store.port)
     channel.receive(1e6)

@@ -116,7 +116,7 @@ def _host_of(rank: int) -> str:
 
 
 def _stand(world: Any) -> float:
-    """In a barrier that the victim never enters: when it was left."""
+    """Wait in a barrier that the victim never enters; return when it was left."""
     try:
         world.barrier(TEST_TIMEOUT_S)
     except CommError:

@@ -132,7 +132,7 @@ def _groups(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def _edit(laps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> Edit:
-    """By the moments of the survivors and the events of the run, which have one clock."""
+    """The edit, from the moments of the survivors and the events of the run, which have one clock."""
     at_s = {event["kind"]: event["at_s"] for event in events if event["kind"] in ("stopped", "agreed")}
     detected_s = min(event["at_s"] for event in events if event["kind"] == "detected")
     plan_ms = next(event["plan_ms"] for event in events if event["kind"] == "planned" and event["epoch"] == 1)

@@ -136,7 +136,7 @@ def _compare(
 
 
 def _comparisons(gpt: GptJob, tokens: int, default: Turns, exact: Turns) -> Iterator[tuple[Entry, tuple[str, ...]]]:
-    """At every size, and of both at their best."""
+    """Comparisons at every size, of both at their best."""
 
     def best(turns: Turns) -> int:
         return min(turns, key=lambda size: statistics.median(turn.all_cpu_s for turn in turns[size]))

@@ -63,8 +63,8 @@ def policy(dp: int, pp: int, m: int, lost: Sequence[int], layers: int = 24, step
 
 
 def phases(run: Recording) -> list[tuple[float, float, Plan]]:
-    """Before the first loss, after it, …; fewer where the policy had no answer. The median of the steps, the step of
-    the last plan, both in milliseconds, and that plan."""
+    """Phases: before the first loss, after it, …; fewer where the policy had no answer. The median of the steps, the
+    step of the last plan, both in milliseconds, and that plan."""
     by_size: dict[int, list[tuple[float, int]]] = {}
     for line in run.metrics:
         by_size.setdefault(line["world_size"], []).append((line["step_ms"], line["epoch"]))
@@ -99,7 +99,7 @@ def _against_policies(losses: int) -> Iterator[Comparison]:
 
 
 def _room_mb(undisturbed: Recording) -> float:
-    """Of what the fullest rank of an undisturbed 1F1B plan needs, `ROOM`, in MiB."""
+    """Memory in MiB: `ROOM` of what the fullest rank of an undisturbed 1F1B plan needs, `ROOM`, in MiB."""
     most = max(cost.memory_bytes for cost in undisturbed.plans[0].predicted.ranks.values())
     return round(ROOM * most / 2**20, 4)
 

@@ -73,8 +73,8 @@ def missing(tools: Sequence[str] = ("ip",)) -> str | None:
 
 @contextmanager
 def hosts(count: int, bytes_per_s: float | None = None) -> Iterator[tuple[Host, ...]]:
-    """So many hosts, which reach each other, and nothing else. They go with the block, whatever still runs there; those
-    of a process that was killed go with the next ones.
+    """Make so many hosts, which reach each other, and nothing else. They go with the block, whatever still runs there;
+    those of a process that was killed go with the next ones.
     `bytes_per_s`: what the cable of each carries, in each direction; None: as much as the machine can."""
     _clear_away()
     prefix = f"{_PREFIX}{os.getpid()}-{next(_COUNT)}"

@@ -90,7 +90,7 @@ def after_a_loss(plan: Plan) -> Plan:
 
 
 def _derived(lanes: int, stages: int, wanted: float, repeats: int) -> list[Entry]:
-    """At first, and after a loss with and without a bound on memory."""
+    """Plans at first, and after a loss with and without a bound on memory."""
     work, ranks = chain(UNITS, ELEMENTS, BOXES_A_BUCKET, SAMPLES_A_STAGE * lanes * stages), lanes * stages
     free = local_topology(ranks)
     plan = plan_uniform(work, free, lanes, stages)

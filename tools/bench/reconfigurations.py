@@ -224,8 +224,8 @@ def migrate(before: Layout, after: Layout, bytes_per_s: float, live: LiveRun) ->
 
 
 def _over(run: Recording) -> tuple[list[tuple[int, float, float]], float, float]:
-    """From the last request to the last stop: the epoch of each step, its seconds, and those of a normal one of its
-    layout; and seconds of a normal step before and after."""
+    """Steps from the last request to the last stop: the epoch of each step, its seconds, and those of a normal one of
+    its layout; and seconds of a normal step before and after."""
     request, steps = run.reshapes[-1], seconds(run.steps)
     begin = request.steps - 1
     before_s, after_s = map(_median_s, (steps[begin - QUIET + 1 : begin], steps[1 - QUIET :]))

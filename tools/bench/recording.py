@@ -148,7 +148,7 @@ def normal_s(steps: Sequence[Step], epoch: int) -> float:
 
 
 def stops(steps: Sequence[Step]) -> dict[int, float]:
-    """For each epoch after the first, by how many seconds its first step came later than a normal one of its own. An
+    """Seconds, for each epoch after the first, by which its first step came later than a normal one of its own. An
     epoch of a single step says nothing, and is left out."""
     counts = Counter(step.epoch for step in steps)
     return {

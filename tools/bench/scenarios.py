@@ -85,7 +85,7 @@ class Comparison:
 
 
 def _samples(figures: Sequence[Figures], name: str) -> list[float]:
-    """Of all runs; none where a run lacks the figure."""
+    """Samples of all runs; none where a run lacks the figure."""
     found: list[float] = []
     for each in figures:
         if name not in each:

@@ -41,8 +41,8 @@ MOST_RANKS, FEWEST_RANKS = 12, 3
 
 @dataclass(frozen=True)
 class Moved:
-    """Of a change: bytes that travel, those of the rank that sends most in each of its plans, added up; and messages of
-    a step once nothing follows."""
+    """What a change moves: bytes that travel, those of the rank that sends most in each of its plans, added up; and
+    messages of a step once nothing follows."""
 
     total: int
     longest: int
@@ -117,7 +117,7 @@ def changed(plan: Plan, kind: str, first: float, second: float) -> Iterator[Plan
 
 
 def messages(boxes: Sequence[Box]) -> int:
-    """Of a step, between all ranks: neighbours with the same roles share parts, records and parameters."""
+    """Messages of a step, between all ranks: neighbours with the same roles share parts, records and parameters."""
     found = 0
     for (_, owner, holders, readers), _ in groupby(boxes, lambda b: (b.bucket, b.owner, b.holders, b.readers)):
         parts = sum(rank != owner for rank in readers)
@@ -131,7 +131,7 @@ def _replicas(plan: Plan) -> Replicas:
 
 
 def _sent(plan: Plan, move: Transition) -> Counter[Rank]:
-    """By rank, bytes of states and of parameters."""
+    """Bytes of states and of parameters, by rank."""
     sent: Counter[Rank] = Counter()
     for task in move.transfers:
         sent[task.source] += task.size_bytes

@@ -65,8 +65,8 @@ def step_and_sample(run: Recording) -> Figures:
 
 
 def _with_caps(scenario: Scenario, fixed: Recording) -> Scenario:
-    """Once under the cap that all ranks draw at nominal clocks, and once under the least cap by which the plan promises
-    a step as short as the fixed one."""
+    """Plan once under the cap that all ranks draw at nominal clocks, and once under the least cap by which the plan
+    promises a step as short as the fixed one."""
     cap_w, plan = NOMINAL.watts * scenario.gpt.ranks, fixed.plans[0]
     sides, comparisons = {"fixed": FIXED}, list[Comparison]()
     for side, watts in (("capped", cap_w), ("equal", _least_cap_w(plan, cap_w))):

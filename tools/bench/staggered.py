@@ -70,8 +70,8 @@ def _period_s(plan: Plan, schedule: Schedule) -> float:
 
 
 def _in_a_row(plan: Plan, work: Work, schedule: Schedule, count: int) -> tuple[Work, Schedule]:
-    """So many steps, each rank's one after the other; a rank begins one when all that read any of its parameters have
-    ended the one before."""
+    """Take so many steps, each rank's one after the other; a rank begins one when all that read any of its parameters
+    have ended the one before."""
     own = {place: sum(kind == "F" for kind, _ in order) for place, order in schedule.items()}
     readers = _readers(plan, schedule)
     tasks: list[Task] = []

@@ -410,7 +410,7 @@ class Engine:
         self._around.send(peer, RecordOf(self.epoch, boxes[0], tuple(self._record_of(box) for box in boxes)))
 
     def _record_of(self, box: BoxId) -> tuple[Record, int]:
-        """As it travels, with the version of the state here that it belongs to."""
+        """The record as it travels, with the version of the state here that it belongs to."""
         version, digest = self.machine.state(box) or (self.machine.version, 0)
         return self.records[box]._replace(base_digest=digest), version
 
@@ -473,7 +473,7 @@ class Engine:
 
 
 def _unchanged(replica: Replica, stamp: Stamp) -> Replica:
-    """After a step without an update, if it has all before."""
+    """The state after a step without an update, if it has all before."""
     return replica._replace(stamp=stamp) if replica.stamp.version + 1 == stamp.version else replica
 
 

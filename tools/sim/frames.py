@@ -102,7 +102,7 @@ class NearlyInSync:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """To every member, at the start of an epoch: the buckets whose parameters the sender has to be sent."""
+    """Sent to every member at the start of an epoch: the buckets whose parameters the sender has to be sent."""
 
     epoch: Epoch
     buckets: frozenset[int]

@@ -63,12 +63,12 @@ class GivenReplicas:
         return taken
 
     def send_state(self, holder: Rank, frame: StateOf) -> None:
-        """As it is now."""
+        """Send the state as it is now."""
         self._awaited[frame.box, holder] = frame.version - LAG_STEPS
         self._send(holder, frame, None)
 
     def keep_record(self, holder: Rank, frame: CatchUpRecordOf) -> None:
-        """Of the step that is under way."""
+        """Keep the record of the step that is under way."""
         self._unsent[frame.box, holder] = frame
 
     def send_records(self, version: int) -> None:
@@ -90,7 +90,7 @@ class GivenReplicas:
         )
 
     def _send(self, holder: Rank, frame: StateOf | CatchUpRecordOf, version: int | None) -> None:
-        """In bulk; `version`: what a record leads to."""
+        """Send in bulk; `version`: what a record leads to."""
         arrives_s = self._around.send(holder, frame, bulk=True)
         if arrives_s is not None:
             self._sent.setdefault((frame.box, holder), []).append((arrives_s, version))

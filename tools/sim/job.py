@@ -75,18 +75,18 @@ class MemoPlanner:
         self._next: dict[object, Planned | None] = {}
 
     def read(self, text: str) -> Planned:
-        """As `Planning.read`."""
+        """Same as `Planning.read`."""
         return self._planner.read(text)
 
     def loss_kind(self, before: Planned, rank: Rank) -> Hashable:
-        """As `Planning.loss_kind`."""
+        """Same as `Planning.loss_kind`."""
         return self._planner.loss_kind(before, rank)
 
     def replan(
         self, before: Planned, members: tuple[Rank, ...], held: Held, like: Planned | None = None,
         joiners: Joiners | None = None,
     ) -> Planned:  # fmt: skip
-        """As `Planning.replan`; it searches, whatever it is told."""
+        """Same as `Planning.replan`; it searches, whatever it is told."""
         key = (before.assignment.plan_hash, members, tuple(sorted(held.items())))
         if key not in self._plans:
             if len(self._plans) >= MOST_PLANS:
@@ -95,19 +95,19 @@ class MemoPlanner:
         return self._plans[key]
 
     def expected(self, planned: Planned) -> Mapping[Rank, Expected]:
-        """As `Planning.expected`."""
+        """Same as `Planning.expected`."""
         return self._planner.expected(planned)
 
     def slow_ranks(self, planned: Planned) -> SlowRanks:
-        """As `Planning.slow_ranks`."""
+        """Same as `Planning.slow_ranks`."""
         return self._planner.slow_ranks(planned)
 
     def why_not(self, before: Planned, reshape: ReshapeRequest, was_tried: bool) -> str | None:
-        """As `Planning.why_not`."""
+        """Same as `Planning.why_not`."""
         return self._planner.why_not(before, reshape, was_tried)
 
     def successor(self, before: Planned, held: Held, request: ReplanRequest) -> Planned | None:
-        """As `Planning.successor`."""
+        """Same as `Planning.successor`."""
         speeds = tuple(sorted(request.speeds.items())), tuple(sorted(request.probation.items()))
         about = (before.assignment.plan_hash, tuple(sorted(held.items())))
         key = (*about, request.leaving, request.overdue, request.reshape, speeds)

@@ -69,7 +69,7 @@ class Network:
         self._cut_until[link] = max(until, self._cut_until.get(link, 0.0))
 
     def silence(self, source: Rank, target: Rank, until: float) -> None:
-        """Nothing from `source` comes through to `target`, for so long."""
+        """Let nothing from `source` through to `target`, for so long."""
         self._silent_until[source, target] = max(until, self._silent_until.get((source, target), 0.0))
 
     def is_free(self, one: Rank, other: Rank, now: float) -> bool:

@@ -124,7 +124,7 @@ class RankProcess:
     # --- For the world ---
 
     def start(self, first: Activation | None) -> None:
-        """As a member of the first epoch, or as one who asks to join."""
+        """Start as a member of the first epoch, or as one that asks to join."""
         self._main = self._run(first)
         next(self._main)
 
@@ -239,7 +239,7 @@ class RankProcess:
         yield
 
     def slow_down(self, speed: float, steps: int) -> None:
-        """For so many steps."""
+        """Slow down for so many steps."""
         self._slow = (speed, steps)
 
     def _compute(self) -> Wait:

@@ -156,7 +156,7 @@ class World:
             self._arm()
 
     def _arm(self) -> None:
-        """From now on faults strike."""
+        """Let faults strike from now on."""
         self.armed = True
         for fault in self.faults:
             if fault.kind == SLOW:  # It is to be seen what comes of it.
@@ -219,7 +219,7 @@ class World:
         heappush(self.queue, (at_s, self.sequence, target, event, sender, generation))
 
     def run(self) -> Outcome:
-        """Until the job has gone on for a while after the last fault, or something is wrong."""
+        """Run until the job has gone on for a while after the last fault, or something is wrong."""
         violation, excused = None, False
         try:
             while not self._finished():

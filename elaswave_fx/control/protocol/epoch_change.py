@@ -210,7 +210,7 @@ def _to_ask(state: Coordinator, unheard: tuple[Rank, ...], now_s: float) -> tupl
 
 
 def conclude(state: Coordinator, now_s: float) -> Result:
-    """If all reports are here, decide, and propose the epoch to the store."""
+    """Decide once all reports are here, and propose the epoch to the store."""
     register = state.register
     assert register is not None
     if state.proposal is not None or len(state.reports) < len(state.targets):

@@ -84,7 +84,7 @@ class _Worker:
 
     @cached_property
     def units(self) -> tuple[int, ...]:
-        """Of the tile, ascending."""
+        """Units of the tile, ascending."""
         return tuple(self.tile.units)
 
     @cached_property

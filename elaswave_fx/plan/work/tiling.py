@@ -38,7 +38,7 @@ class Tile:
 
     @property
     def work(self) -> tuple[WorkSpan, ...]:
-        """As rectangles, by units, then by samples: what the rank's vote says when it has computed just that."""
+        """Rectangles, by units, then by samples: what the rank's vote says when it has computed just that."""
         return tuple(WorkSpan(units, samples) for units in self.units.spans for samples in self.spans)
 
     @cached_property
@@ -79,7 +79,7 @@ class Lane:
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """Of its stages' units, one more than stages."""
+        """Borders of its stages' units, one more than stages."""
         return (self.stages[0].units.lo, *(stage.units.hi for stage in self.stages))
 
     @property
