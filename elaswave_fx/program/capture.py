@@ -39,6 +39,7 @@ from elaswave_fx.program.check_against_eager import ModelFails, check_against_ea
 from elaswave_fx.program.dense import refuse_not_dense
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
+from elaswave_fx.program.export_unnoticed import export_unnoticed
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
 from elaswave_fx.program.fixed_size import chosen_by_size, first_other_size, python_sizes
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
@@ -192,10 +193,11 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     ):
         wrapped = Exportable(model, tuple(batch))
         try:
-            with refuse_derivatives():
+            with refuse_derivatives(), export_unnoticed():
                 exported = torch.export.export(wrapped, distinct, dynamic_shapes=shapes, strict=False)
         except DerivativeInForward:
-            exported = export_below_autograd(wrapped, distinct, shapes)
+            with export_unnoticed():
+                exported = export_below_autograd(wrapped, distinct, shapes)
         inline_grad_modes(exported.graph_module)
         table = {
             **get_decompositions(_WRITTEN_OUT),

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from elaswave_fx.checkpoint import saver
 from elaswave_fx.checkpoint.folder import complete
@@ -36,10 +35,10 @@ def test_a_loss_while_a_disk_takes_long(
     appears nowhere, and the checkpoints that follow are whole."""
     goes_on, write = tmp_path / "goes_on", ShardFiles.write
 
-    def write_late(self: ShardFiles, tensor_of: Callable[[str, int], torch.Tensor]) -> Written:
+    def write_late(self: ShardFiles, *told: Any) -> Written:
         while not goes_on.exists():
             time.sleep(0.01)
-        return write(self, tensor_of)
+        return write(self, *told)
 
     monkeypatch.setattr(ShardFiles, "write", write_late)  # Ranks are forked, and have it too.
     config = slow_config(
