@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import pytest
 from elaswave_fx.config.compose import Job
 from elaswave_fx.config.faults import Fault, check_faults
 from elaswave_fx.train import train
+from tests.commands import run
 from tests.runs import small_config
 from tools.bench.__main__ import main
 from tools.bench.convergence import LEAST_STEPS, RANKS, Deviation, WholeRun, check_exact, deviation, failures_of
@@ -45,10 +45,7 @@ needs_torchft = pytest.mark.skipif(
 def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     """Standard output and the JSON entries of a benchmark."""
     file = tmp_path / "entries.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.bench", *arguments, "--json", str(file)],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = run("tools.bench", *arguments, "--json", str(file), timeout=900)
     assert done.returncode == 0, done.stderr
     assert "measuring" in done.stderr
     written = json.loads(file.read_text())
@@ -59,9 +56,7 @@ def bench(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def refused(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.bench", *arguments], capture_output=True, text=True, check=False
-    )
+    done = run("tools.bench", *arguments)
     assert done.returncode == 2
     return done.stderr
 

@@ -4,14 +4,13 @@ A fenced block after `<!-- file: NAME -->` is the content of that file.
 """
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.marks import slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +29,7 @@ def write_files(page: str, folder: Path) -> None:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    return commands.run(*words, cwd=folder, env={"PYTHONPATH": str(ROOT)}, timeout=900)
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import Command
 from tests.marks import slow
 from tests.runs import SMALL
 from tests.waiting import await_true
@@ -17,11 +18,9 @@ from tests.waiting import await_true
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "elaswave_fx.train", f"hydra.run.dir={folder / 'run'}", *words]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+def start(folder: Path, *words: str) -> Command:
+    said = (f"hydra.run.dir={folder / 'run'}", *words)
+    return Command("elaswave_fx.train", *said, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)})
 
 
 def train(folder: Path, *words: str) -> tuple[int, str]:

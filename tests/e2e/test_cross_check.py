@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +13,7 @@ from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data.order import SampleOrder
 from elaswave_fx.data.sample_digest import _spread
+from tests.commands import Command
 from tests.e2e.points import COUNT, OTHER_POINT, Points
 from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish
@@ -50,11 +48,8 @@ def running(folder: Path, layout: tuple[int, int], *words: str) -> Iterator[Job]
 
 
 @contextmanager
-def joining(job: Job, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "elaswave_fx.worker", str(job.folder)],
-        cwd=ROOT, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+def joining(job: Job, **environment: str) -> Iterator[Command]:
+    process = Command("elaswave_fx.worker", str(job.folder), env=environment)
     try:
         yield process
     finally:
@@ -97,7 +92,7 @@ def test_a_joiner_of_which_one_sample_differs_ends_the_job_with_both_names(alone
     with running(tmp_path, (1, 1)) as job, joining(job, **{OTHER_POINT: str(BAD)}) as process:
         hurry_once_joined(job)
         run = job.wait()
-        said, _ = process.communicate(timeout=60)
+        said = "".join(process.communicate(timeout=60))
     assert_named(run, alone, BAD, (0, 1), (1, 0))
     (joined,) = run.of_kind("joined")
     assert len(run.losses) <= joined["step"] + 2 * EPOCH, "in the epoch that began next, if not before"

@@ -30,6 +30,7 @@ from elaswave_fx.errors import ConfigError
 from elaswave_fx.launch.versions import versions
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.verify import Wanted, verify
+from tests.commands import Command
 from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish
 from tests.slow_job import slow_config
@@ -44,10 +45,12 @@ class Running:
 
     def __init__(self, job: Job, hurry: Path) -> None:
         self.job, self._hurry = job, hurry
-        self.joining: list[subprocess.Popen[str]] = []
+        self.joining: list[subprocess.Popen[str] | Command] = []
 
-    def join(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        return self._start((), words or (str(self.job.folder),), environment)
+    def join(self, *words: str, **environment: str) -> Command:
+        process = Command("elaswave_fx.worker", *(words or (str(self.job.folder),)), env=environment)
+        self.joining.append(process)
+        return process
 
     def join_from_elsewhere(self, *hidden: Path, **environment: str) -> subprocess.Popen[str]:
         """By the address, and with empty folders in place of the run directory, cached programs, and `hidden`."""
@@ -126,7 +129,7 @@ def assert_same_bits(run: Finished, alone: Finished) -> None:
     assert run.summary["params_digest"] == alone.summary["params_digest"]
 
 
-def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+def end_of(process: subprocess.Popen[str] | Command) -> tuple[int, str]:
     out, errors = process.communicate(timeout=60)
     return process.returncode, out + errors
 

@@ -1,12 +1,12 @@
 """A user's own model, data, optimizer and schedule, from a file outside of this repository, through the command."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -67,9 +67,8 @@ def halving(every=5):
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "mine.py").write_text(MINE)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "elaswave_fx.train", "hydra.run.dir=run", f"cache.dir={folder / 'cache'}", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    here = ("hydra.run.dir=run", f"cache.dir={folder / 'cache'}")
+    return run("elaswave_fx.train", *here, *words, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)})
 
 
 ALL = (

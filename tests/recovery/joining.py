@@ -6,14 +6,12 @@ with Joining(job) as joining:
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 
+from tests.commands import Command
 from tests.recovery.harness import Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +25,7 @@ class Joiner:
     def __init__(self, folder: Path, number: int) -> None:
         self._log = folder / f"joiner-{number}.log"
         self.was_told = self.was_killed = False
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "elaswave_fx.worker", str(folder)],
-                cwd=ROOT, env={**os.environ}, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+        self.process = Command("elaswave_fx.worker", str(folder), log=self._log)
 
     @property
     def rank(self) -> int | None:
