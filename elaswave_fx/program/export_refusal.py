@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
+from types import FrameType
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -10,6 +13,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.utils.rnn import PackedSequence
 
 from elaswave_fx.program.below_autograd import BACKWARD
 
@@ -19,6 +23,7 @@ _WITHOUT_BRANCHES = (
 )
 _OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
 _GUARD = re.compile(r"data-dependent expression (?P<asked>.+?) \(unhinted.*Size-like symbols: (?P<sizes>[^)]*)\)")
+_PACKING = os.path.join("torch", "nn", "utils", "rnn.py")
 _LEAKED = re.compile("fake tensor in the exported program constant's list")
 
 
@@ -28,6 +33,10 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
     if isinstance(error, SyntaxError):
         return "an operator has an argument with the name of a Python keyword, as random_(from, to) has", (
             "torch.randint, or another operator in its place"
+        )
+    if any(_is_of_packed(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return "packed sequences have sizes that only the data tells", (
+            "to give the padded sequences to the layer, and to mask what is padding in its output"
         )
     if BACKWARD in first:
         return first, "torch.autograd.grad, or torch.func.grad"
@@ -54,3 +63,8 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
     if _LEAKED.search(first):
         return "it computes with a tensor that is made where an export does not see it", _OTHERWISE
     return first, _OTHERWISE
+
+
+def _is_of_packed(frame: FrameType) -> bool:
+    """Whether a frame of torch's packs sequences, or runs a recurrent layer on packed ones."""
+    return frame.f_code.co_filename.endswith(_PACKING) or isinstance(frame.f_locals.get("orig_input"), PackedSequence)

@@ -573,6 +573,25 @@ class Noise(nn.Module):
 # --- What forward takes from Python
 
 
+class Compiled(nn.Module):
+    """A bound that a compiled module has not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if torch.compiler.is_compiling() else x.clamp(-1, 1)
+
+
+class Tried(nn.Module):
+    """A branch on data, left out where that is not possible."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            if x.sum().item() > 1e6:
+                x = x / 2
+        except RuntimeError:
+            return x
+        return x
+
+
 class Counted(nn.Module):
     """A weight that rises with the number of calls."""
 

@@ -228,7 +228,7 @@ KINDS: dict[str, Kind] = {
     ),
     "GRU": _sequence(lambda: bodies.First(nn.GRU(WIDTH, WIDTH, batch_first=True))),
     "GRU cell": _sequence(bodies.Cells),
-    "packed sequences": _sequence(bodies.Packed, refused=("pad_packed_sequence",)),
+    "packed sequences": _sequence(bodies.Packed, refused=("packed sequences", "padded")),
     "state space": _sequence(bodies.StateSpace),
     "multi-head attention": _sequence(SelfAttention),
     "causal attention": _sequence(lambda: bodies.Attention("causal")),
@@ -316,6 +316,8 @@ KINDS: dict[str, Kind] = {
     # State of a step
     "spectral norm": _features(_linear(parametrizations.spectral_norm)),
     "counter in a buffer": _features(bodies.Gate),
+    # Questions to the compiler
+    "bound unless compiled": _features(bodies.Compiled),
     # Refused
     "backward that is no derivative": _features(
         lambda: Do(bodies.BatchScaled.apply),
@@ -327,6 +329,7 @@ KINDS: dict[str, Kind] = {
     "mask by NumPy": _features(bodies.NumpyMask, refused=("numpy",)),
     "generator of its own": _features(bodies.OwnGenerator, refused=("torch.Generator", "key of step")),
     "branch on data": _features(bodies.Branching, refused=("x.sum() > 0", "only the data tells")),
+    "branch on data, in try": _features(bodies.Tried, refused=("x.sum().item()", "only the data tells")),
     "tensor to number": _features(bodies.Numbered, refused=("item",)),
     "hook on a tensor": _features(bodies.Hooked, refused=("hook",)),
     "hook on a gradient": _features(bodies.HookedParameter, refused=("hook",)),
