@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.data_sizes import number_of_values
 from elaswave_fx.program.dependence import Nature, gradient_nodes, natures
 from elaswave_fx.program.ir import (
     BorderValue,
@@ -263,8 +265,17 @@ class _UnitBuilder:
         factor = value_of(node).node.expr / self.cutter.symbol
         base = self._batch_size()
         if not factor.is_Integer or base is None:
+            self._refuse_number(node)
             return self.graph.node_copy(node, self._get)
         return base if factor == 1 else emit(self.graph, operator.mul, base, int(factor))
+
+    def _refuse_number(self, size: fx.Node) -> None:
+        """Raise CaptureError for a size that depends on values of another unit."""
+        read = (each for each in size.all_input_nodes if self.cutter.natures[each] == Nature.MAIN)
+        if any(unit_of(each) != self.index for each in read):
+            refusal = number_of_values(self.cutter.program.graph.graph, "cannot be given to another unit")
+            if refusal is not None:
+                raise CaptureError(refusal)
 
     def _batch_size(self) -> fx.Node | None:
         if self.batch_size is None:

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch._functorch.aot_autograd import aot_export_joint_simple
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from elaswave_fx.errors import CaptureError, PassError
 from elaswave_fx.passes.estimate_cost import VIEWS, elements
 from elaswave_fx.passes.rewrite_rng import refuse_hidden_randomness
+from elaswave_fx.program.data_sizes import number_of_values
 from elaswave_fx.program.ir import (
     Program,
     ResultKind,
@@ -38,17 +38,6 @@ from elaswave_fx.program.ir import (
 )
 
 aten = torch.ops.aten
-
-_WAYS_OUT = {
-    "aten.item": "to keep it a tensor: table.index_select(0, index.reshape(1)) for table[index]",
-    "aten._local_scalar_dense": "to keep it a tensor: table.index_select(0, index.reshape(1)) for table[index]",
-    "aten.bincount": "one_hot(index, number).sum(0)",
-    **dict.fromkeys(
-        ("aten.index", "aten.nonzero", "aten.masked_select"),
-        "to multiply by the mask, torch.where, or -100 as the label of what does not count",
-    ),
-}
-"""Replacements for operators whose result has a data-dependent size."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +110,7 @@ def _refuse_effects(graph: fx.Graph) -> None:
         if node.target is torch.ops.higher_order.with_effects:
             raise CaptureError(
                 f"model: {node.args[1]} looks at values and may raise, as checks in torch.linalg do; units have no "
-                "such effects; a way out is the operator without a check, such as torch.linalg.solve_ex or inv_ex"
+                "such effects; a way out is an operator without a check: torch.linalg.solve_ex, inv_ex, cholesky_ex"
             )
 
 
@@ -138,25 +127,14 @@ def _refuse_fixed_size(inputs: list[Any], graph: fx.Graph) -> None:
 
 
 def _refusal(unit: Unit, whole: fx.Graph, first: str, message: str) -> str:
-    numbers = [node for node in calls(whole) if free_unbacked_symbols(value_of(node)) or _is_sized_by_values(node)]
-    if "unbacked" in message and numbers:  # in any program it fails with the first unit
-        way_out = next((way for name, way in _WAYS_OUT.items() if is_aten(numbers[0], name)), "to pad to a fixed size")
-        return (
-            f"model: {numbers[0].target} in {module_of(numbers[0])} makes a number or a size of a tensor's values; it "
-            f"cannot be differentiated; a way out is {way_out}"
-        )
+    if "unbacked" in message:  # in any program it fails with the first unit
+        number = number_of_values(whole, "cannot be differentiated")
+        if number is not None:
+            return number
     return (
         f"model: unit {unit.index} cannot be differentiated{_suspects(unit, message)}: {first}; a way out is to give "
         "the operator a derivative, as torch.library.register_autograd does, or to do without it"
     )
-
-
-def _is_sized_by_values(node: fx.Node) -> bool:
-    """Whether the result's shape follows from values; with whole numbers as indices it does not."""
-    if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
-        return False
-    indices = node.all_input_nodes[1:]
-    return not is_aten(node, "aten.index") or any(value_of(each).dtype in (torch.bool, torch.uint8) for each in indices)
 
 
 def _suspects(unit: Unit, message: str) -> str:

@@ -81,6 +81,8 @@ _BY_TORCH = (torch.ops.aten.einsum.default, torch.ops.aten.gru_cell.default, tor
              torch.ops.aten.rnn_tanh_cell.default, torch.ops.aten.rnn_relu_cell.default)  # fmt: skip
 """Composite operators that are written out in any precision; autocast casts the products in them. What it does not know
 besides stays whole: `composites_under_autocast`."""
+_WITHOUT_COMPLEX_DERIVATIVE = (torch.ops.aten.slice_scatter.default, torch.ops.aten.select_scatter.default)
+"""What `x[:, :n] = y` becomes. The assignment itself has a derivative."""
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers of tracebacks during tracing."""
 _HERE = os.path.dirname(__file__) + os.sep
@@ -203,6 +205,8 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
             **get_decompositions(_WRITTEN_OUT),
             torch.ops.aten.one_hot.default: _one_hot,
             **{op: functools.partial(_written_out_by_torch, op) for op in _BY_TORCH},
+            **{op: functools.partial(_as_pairs, op) for op in _WITHOUT_COMPLEX_DERIVATIVE},
+            torch.ops.aten._conj.default: torch.conj_physical,  # the view's pairs cannot be seen
             **composites_under_autocast(),
         }
         return exported.run_decompositions(decompositions_under_autocast(table))
@@ -210,6 +214,14 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
 
 def _written_out_by_torch(op: torch._ops.OpOverload, *args: Any) -> Any:
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
+
+
+def _as_pairs(op: torch._ops.OpOverload, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *where: Any) -> Any:
+    """The operator on pairs of real and imaginary parts, if `x` is complex."""
+    if not x.is_complex():
+        return NotImplemented
+    pairs = [torch.view_as_real(each.to(x.dtype)) for each in (x, part)]
+    return torch.view_as_complex(op(*pairs, dim % x.dim(), *where))
 
 
 def _one_hot(index: torch.Tensor, classes: int) -> torch.Tensor:

@@ -209,6 +209,15 @@ class Picked(Classifier):
         return token_loss_sum(self.head(self.features(x))[counts], y[counts])[0], counts.sum().float()
 
 
+class Positives(Classifier):
+    """A factor after its layers: how many positive numbers came before them."""
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        count = torch.where(x.detach() > 0)[0].numel()
+        return super().features(x) * count
+
+
 class Curriculum(Classifier):
     """A factor from a table, by a counter."""
 
@@ -248,8 +257,9 @@ class Pooled(Classifier):
             Curriculum(),
             r"aten.item.default in the model makes a number .* a way out is to keep it a tensor: table.index",
         ),
+        (Positives(), r"aten.where.default in the model makes a number .* to another unit; a way out is to multiply"),
     ],
-    ids=["samples", "size", "size after an index", "mask", "number"],
+    ids=["samples", "size", "size after an index", "mask", "number", "number for another unit"],
 )
 def test_numbers_and_sizes_of_values_are_refused_with_what_to_write(model: Classifier, message: str) -> None:
     with pytest.raises(CaptureError, match=message):

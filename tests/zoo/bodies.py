@@ -167,6 +167,21 @@ class Complex(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x) * filter, n=WIDTH)
 
 
+class Modes(nn.Module):
+    """The lowest frequencies of a Fourier neural operator, written into zeros; the first one, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        modes = torch.fft.rfft(x)
+        kept = torch.zeros_like(modes)
+        kept[..., :3] = modes[..., :3] * torch.view_as_complex(self.weight)
+        kept[..., 0] = torch.complex(modes[..., 0].real, modes[..., 1].imag).conj()
+        return torch.fft.irfft(kept, n=WIDTH)
+
+
 class Neighbours(nn.Module):
     """Sums over the neighbours in a fixed graph, kept as a sparse matrix."""
 

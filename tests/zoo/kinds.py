@@ -195,6 +195,7 @@ KINDS: dict[str, Kind] = {
     "linear solve, determinant": _features(bodies.Solved),
     "linear solve, checked": _features(lambda: bodies.Solved(True), refused=("_linalg_check_errors", "solve_ex")),
     "Fourier transform": _features(bodies.Complex),
+    "Fourier operator": _features(bodies.Modes),
     "complex numbers": _features(bodies.Turned),
     "Kronecker product": _features(bodies.Kronecker),
     "capsules": _features(bodies.Capsules),
