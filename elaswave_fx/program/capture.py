@@ -39,7 +39,6 @@ from elaswave_fx.program.check_against_eager import ModelFails, check_against_ea
 from elaswave_fx.program.dense import refuse_not_dense
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
-from elaswave_fx.program.export_unnoticed import export_unnoticed
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
 from elaswave_fx.program.fixed_size import chosen_by_size, first_other_size, python_sizes
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
@@ -61,6 +60,7 @@ from elaswave_fx.program.ir import (
 from elaswave_fx.program.loss_shapes import losses_by_their_kernels
 from elaswave_fx.program.python_state import refuse_python_state
 from elaswave_fx.program.recurrent_layers import layers_apart
+from elaswave_fx.program.same_branches import refuse_other_branches
 from elaswave_fx.program.shared_storage import refuse_other_name
 
 Batch = Mapping[str, torch.Tensor]
@@ -107,7 +107,9 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
     refuse_hooks_after_accumulation(model)
     refuse_python_state(model, batches[0])
     with python_state_kept(model):
-        return _capture(model, batches, granule)
+        program = _capture(model, batches, granule)
+    refuse_other_branches(model, batches[0], lambda: _replacements(model))
+    return program
 
 
 def _capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
@@ -185,21 +187,13 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     # A tensor object given as two inputs would be captured as one input: make every input a tensor of its own.
     distinct = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in batch.values())
     shapes: Any = {"inputs": tuple({0: size} for _ in batch)} if size is not None else None
-    with (
-        _quiet(),
-        any_names(),
-        eager_answers(),
-        layers_apart(),
-        losses_by_their_kernels(),
-        traced_under_autocast(model),
-    ):
+    with _replacements(model), any_names():
         wrapped = Exportable(model, tuple(batch))
         try:
-            with refuse_derivatives(), export_unnoticed():
+            with refuse_derivatives():
                 exported = torch.export.export(wrapped, distinct, dynamic_shapes=shapes, strict=False)
         except DerivativeInForward:
-            with export_unnoticed():
-                exported = export_below_autograd(wrapped, distinct, shapes)
+            exported = export_below_autograd(wrapped, distinct, shapes)
         inline_grad_modes(exported.graph_module)
         table = {
             **get_decompositions(_WRITTEN_OUT),
@@ -210,6 +204,13 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
             **composites_under_autocast(),
         }
         return exported.run_decompositions(decompositions_under_autocast(table))
+
+
+@contextlib.contextmanager
+def _replacements(model: nn.Module) -> Iterator[None]:
+    """What an export needs to be replaced in torch."""
+    with _quiet(), eager_answers(), layers_apart(), losses_by_their_kernels(), traced_under_autocast(model):
+        yield
 
 
 def _written_out_by_torch(op: torch._ops.OpOverload, *args: Any) -> Any:

@@ -1,0 +1,141 @@
+"""User code takes the same branches in an export as in a call; else the model is refused, or a note names the line.
+
+    if type(x) is torch.Tensor: …             ->  refused: "model: forward goes another way in an export than in a call"
+    try: if x.max() > 9: …  except: pass      ->  refused: it catches the error of the export
+    if torch.compiler.is_compiling(): …       ->  a note: the model trains as if compiled
+
+Compared are the instructions of user code, in functions that both enter: a call, and a run on tensors without values,
+such as the export has. Equal results would prove less, since the example may hide a branch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import CodeType, FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.forward_code import is_installed
+from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.state_kept import SEED, state_kept
+
+Batch = Mapping[str, torch.Tensor]
+Instructions = set[tuple[CodeType, int]]
+
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, sysconfig.get_paths()["stdlib"] + os.sep, _OURS, "<")
+_TRIALS = 3
+"""User code may look at the time: a difference is one if it is there in each trial."""
+
+
+def refuse_other_branches(model: nn.Module, batch: Batch, replaced: Callable[[], AbstractContextManager[None]]) -> None:
+    """Raise CaptureError for user code that takes another branch without values. `replaced`: the export's replacements
+    in torch."""
+
+    def without_values() -> Instructions | None:
+        with replaced(), _compiling():
+            return _instructions(model, lambda: _call_without_values(model, batch))
+
+    place = _difference(lambda: _called(model, batch, _compiling()), without_values)
+    if place is not None:
+        raise CaptureError(
+            f"model: forward goes another way in an export than in a call: {place}; a way out is code that asks for "
+            "no types of tensors, and catches no errors of questions about their values"
+        )
+
+
+def note_of_compiled_branch(model: nn.Module, batch: Batch) -> tuple[str, ...]:
+    """A line on user code that asks whether it is compiled, and then takes another branch."""
+    place = _difference(lambda: _called(model, batch), lambda: _called(model, batch, _compiling()))
+    return (f"model: forward goes the way of a compiled model: {place}",) if place is not None else ()
+
+
+def _difference(one: Callable[[], Instructions | None], other: Callable[[], Instructions | None]) -> str | None:
+    """The first line where two runs differ, if there is any."""
+    found: Instructions | None = None
+    for _ in range(_TRIALS):
+        here, there = one(), other()
+        if here is None or there is None:
+            return None
+        both = {code for code, _ in here} & {code for code, _ in there}
+        differ = {(code, at) for code, at in here ^ there if code in both}
+        found = differ if found is None else found & differ
+        if not found:
+            return None
+    code, line = min(((code, _line(code, at)) for code, at in found or ()), key=lambda at: (at[0].co_filename, at[1]))
+    text = linecache.getline(code.co_filename, line).strip()
+    return f"{code.co_qualname}, line {line} of {os.path.basename(code.co_filename)} ({text})"
+
+
+def _called(model: nn.Module, batch: Batch, within: AbstractContextManager[None] | None = None) -> Instructions | None:
+    with within or contextlib.nullcontext():
+        return _instructions(model, lambda: model(**{name: tensor.clone() for name, tensor in batch.items()}))
+
+
+def _call_without_values(model: nn.Module, batch: Batch) -> None:
+    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
+        named = (*model.named_parameters(), *model.named_buffers())
+        state: dict[str, torch.Tensor] = {name: mode.from_tensor(each, static_shapes=True) for name, each in named}
+        inputs = {name: mode.from_tensor(each, static_shapes=True) for name, each in batch.items()}
+        torch.func.functional_call(model, state, (), inputs)
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """What torch.compiler.is_compiling() and is_exporting() say during an export."""
+    with (
+        mock.patch.object(torch.compiler, "_is_compiling_flag", True),
+        mock.patch.object(torch.compiler, "_is_exporting_flag", True),
+    ):
+        yield
+
+
+def _instructions(model: nn.Module, run: Callable[[], object]) -> Instructions | None:
+    """The instructions of user code in a run of the model, from the state of now; None if it fails."""
+    found: Instructions = set()
+    users: dict[CodeType, bool] = {}
+
+    def enter(frame: FrameType, _event: str, _arg: object) -> Any:
+        code = frame.f_code
+        if code not in users:
+            users[code] = not (code.co_filename.startswith(_LIBRARIES) or is_installed(code.co_filename))
+        if not users[code]:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return step
+
+    def step(frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "opcode":
+            found.add((frame.f_code, frame.f_lasti))
+        return step
+
+    before = sys.gettrace()
+    try:
+        with python_state_kept(model), state_kept(model), torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            sys.settrace(enter)
+            try:
+                run()
+            finally:
+                sys.settrace(before)
+    except Exception:  # noqa: BLE001 - the trial alone has failed
+        return None
+    return found
+
+
+def _line(code: CodeType, offset: int) -> int:
+    """The line of an instruction."""
+    lines = (line for first, end, line in code.co_lines() if first <= offset < end and line is not None)
+    return next(lines, code.co_firstlineno)
