@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.data_sizes import number_of_values
@@ -271,8 +272,8 @@ class _UnitBuilder:
 
     def _refuse_number(self, size: fx.Node) -> None:
         """Raise CaptureError for a size that depends on values of another unit."""
-        read = (each for each in size.all_input_nodes if self.cutter.natures[each] == Nature.MAIN)
-        if any(unit_of(each) != self.index for each in read):
+        read = [each for each in size.all_input_nodes if self.cutter.natures[each] == Nature.MAIN]
+        if free_unbacked_symbols(value_of(size)) and any(unit_of(each) != self.index for each in read):
             refusal = number_of_values(self.cutter.program.graph.graph, "cannot be given to another unit")
             if refusal is not None:
                 raise CaptureError(refusal)

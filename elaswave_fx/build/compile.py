@@ -40,7 +40,7 @@ from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
-from elaswave_fx.program.state_kept import state_kept
+from elaswave_fx.program.state_kept import buffer_sizes, refuse_other_buffers, state_kept
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
@@ -104,7 +104,9 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
     """Refuse a model that does not run on the data, or does not return a loss sum and a count."""
     try:
         with torch.enable_grad(), state_kept(model):  # forward itself may take gradients
+            sizes = buffer_sizes(model)
             output = model(**{name: tensor.clone() for name, tensor in batch.items()})
+            refuse_other_buffers(model, sizes)
     except TRACE_ERRORS as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
         fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())

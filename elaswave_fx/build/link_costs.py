@@ -51,7 +51,7 @@ def _link_of(config: Config, one_host: bool) -> Link:
         link = measure_link(one_host)
         return json.dumps([link.latency_s, link.bytes_per_s])
 
-    key = digest(torch.__version__, platform.node(), Path(_native.__file__).stat().st_size)
+    key = digest("shortest", torch.__version__, platform.node(), Path(_native.__file__).stat().st_size)
     name = "link" if one_host else "link_of_hosts"
     found = cached_json(cache_folder(config), name, key, make)
     latency_s, bytes_per_s = json.loads(found)

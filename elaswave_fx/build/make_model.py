@@ -130,10 +130,10 @@ def _refuse_unkept_values(model: nn.Module) -> None:
 
 
 def _other_precisions(model: nn.Module) -> tuple[str, ...]:
-    """A line for each type of parameters in double or half precision, which are trained in single."""
+    """A line for each type of trained parameters in double or half precision, which are kept in single."""
     names: dict[torch.dtype, list[str]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype != torch.float32:
+        if parameter.requires_grad and parameter.is_floating_point() and parameter.dtype != torch.float32:
             names.setdefault(parameter.dtype, []).append(name)
     return tuple(
         f"model: {found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''} in {str(dtype)[6:]}: kept and "

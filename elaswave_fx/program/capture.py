@@ -82,7 +82,7 @@ _BY_TORCH = (torch.ops.aten.einsum.default, torch.ops.aten.gru_cell.default, tor
 """Composite operators that are written out in any precision; autocast casts the products in them. What it does not know
 besides stays whole: `composites_under_autocast`."""
 _WITHOUT_COMPLEX_DERIVATIVE = (torch.ops.aten.slice_scatter.default, torch.ops.aten.select_scatter.default)
-"""What `x[:, :n] = y` becomes. The assignment itself has a derivative."""
+"""What `x[:, :n] = y` becomes in an export; of complex tensors, only the assignment has a derivative."""
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers of tracebacks during tracing."""
 _HERE = os.path.dirname(__file__) + os.sep
@@ -200,7 +200,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
             torch.ops.aten.one_hot.default: _one_hot,
             **{op: functools.partial(_written_out_by_torch, op) for op in _BY_TORCH},
             **{op: functools.partial(_as_pairs, op) for op in _WITHOUT_COMPLEX_DERIVATIVE},
-            torch.ops.aten._conj.default: torch.conj_physical,  # the view's pairs cannot be seen
+            torch.ops.aten._conj.default: torch.conj_physical,  # view_as_real refuses the view
             **composites_under_autocast(),
         }
         return exported.run_decompositions(decompositions_under_autocast(table))

@@ -10,9 +10,8 @@ export refuses inspections by the user's code.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,17 +20,9 @@ import torch._dynamo  # Imported while autograd.grad is replaced, it would find 
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elaswave_fx.program.value_checks import ANSWERS, place_in_torch
+
 _INSTANCE_NORM = torch.instance_norm
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_ANSWERS: Mapping[tuple[str, str], bool] = {
-    ("nn/modules/transformer.py", "_detect_is_causal_mask"): False,  # is it the causal mask?
-    ("nn/functional.py", "gaussian_nll_loss"): False,  # is a variance negative?
-    ("distributions/distribution.py", "__init__"): True,  # are all parameters within their constraints?
-    ("distributions/distribution.py", "_validate_sample"): True,  # is the sample within the support?
-    ("distributions/constraints.py", "check"): True,  # are all matrices square, symmetric?
-    ("distributions/wishart.py", "__init__"): False,  # is a degree of freedom too small?
-}
-"""(file of torch, function) -> result of `bool(tensor)` there."""
 
 
 @contextlib.contextmanager
@@ -41,8 +32,7 @@ def eager_answers() -> Iterator[None]:
     ask = torch.Tensor.__bool__
 
     def answer(tensor: torch.Tensor) -> bool:
-        code = sys._getframe(1).f_code
-        known = _ANSWERS.get((code.co_filename.removeprefix(_TORCH).replace(os.sep, "/"), code.co_name))
+        known = ANSWERS.get(place_in_torch(sys._getframe(1)))
         return ask(tensor) if known is None else known
 
     with (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
 from types import FrameType
@@ -23,7 +22,7 @@ _WITHOUT_BRANCHES = (
 )
 _OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
 _GUARD = re.compile(r"data-dependent expression (?P<asked>.+?) \(unhinted.*Size-like symbols: (?P<sizes>[^)]*)\)")
-_PACKING = os.path.join("torch", "nn", "utils", "rnn.py")
+_PACKING = ("pack_padded_sequence", "pack_sequence", "pad_packed_sequence", "unpack_sequence")
 _LEAKED = re.compile("fake tensor in the exported program constant's list")
 
 
@@ -67,4 +66,4 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
 
 def _is_of_packed(frame: FrameType) -> bool:
     """Whether a frame of torch's packs sequences, or runs a recurrent layer on packed ones."""
-    return frame.f_code.co_filename.endswith(_PACKING) or isinstance(frame.f_locals.get("orig_input"), PackedSequence)
+    return frame.f_code.co_name in _PACKING or isinstance(frame.f_locals.get("orig_input"), PackedSequence)

@@ -23,8 +23,6 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.forward_code import is_installed
@@ -85,6 +83,9 @@ def _called(model: nn.Module, batch: Batch, within: AbstractContextManager[None]
 
 
 def _call_without_values(model: nn.Module, batch: Batch) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
         named = (*model.named_parameters(), *model.named_buffers())
         state: dict[str, torch.Tensor] = {name: mode.from_tensor(each, static_shapes=True) for name, each in named}
@@ -136,6 +137,6 @@ def _instructions(model: nn.Module, run: Callable[[], object]) -> Instructions |
 
 
 def _line(code: CodeType, offset: int) -> int:
-    """The line of an instruction."""
-    lines = (line for first, end, line in code.co_lines() if first <= offset < end and line is not None)
-    return next(lines, code.co_firstlineno)
+    """The line of an instruction; of one that stands in none, of the end of a handler, the last."""
+    lines = [(first <= offset < end, line) for first, end, line in code.co_lines() if line is not None]
+    return next((line for here, line in lines if here), max(line for _, line in lines))

@@ -16,18 +16,13 @@ SEED = 0x5DEECE66D
 
 @contextlib.contextmanager
 def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield parameters and buffers by name, and restore them afterwards.
-
-    Raises CaptureError for a buffer that forward registers, creates or resizes: the initial state has no value for it.
-    """
+    """Yield parameters and buffers by name, and restore them afterwards, with their sizes."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     before = {name: tensor.detach().clone() for name, tensor in (*parameters.items(), *buffers.items())}
     registered = [(module, dict(module._buffers)) for module in model.modules()]
-    changed: list[str] = []
     try:
         yield before
     finally:
-        changed = [name for name, tensor in model.named_buffers() if _shape_of(before.get(name)) != tensor.shape]
         for module, own in registered:
             for name in module._buffers.keys() - own.keys():
                 del module._buffers[name]
@@ -41,18 +36,24 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
         for tensor in buffers.values():
             if not tensor.is_leaf:  # it was updated from a tensor with a gradient
                 tensor.detach_()
-    if changed:
-        first, size = changed[0], _shape_of(before.get(changed[0]))
-        what = (
-            f"resizes the buffer {first}, of size {list(size)} before"
-            if size is not None
-            else (f"registers the buffer {first}, of which the initial state has nothing")
-        )
+
+
+def buffer_sizes(model: nn.Module) -> dict[str, torch.Size]:
+    """Sizes of all buffers, by all their names."""
+    return {name: buffer.shape for name, buffer in model.named_buffers(remove_duplicate=False)}
+
+
+def refuse_other_buffers(model: nn.Module, before: dict[str, torch.Size]) -> None:
+    """Raise CaptureError for a buffer that a call has registered, created or resized: the initial state has no value
+    for it. `before`: the sizes before the call."""
+    for name, size in buffer_sizes(model).items():
+        if before.get(name) == size:
+            continue
+        if name in before:
+            change = f"resizes the buffer {name}, of size {list(before[name])} before"
+        else:
+            change = f"registers the buffer {name}, of which the initial state has nothing"
         raise CaptureError(
-            f"model: forward {what}; a way out is to give it its size in the constructor, which may call forward once, "
-            "or to keep it as a plain attribute, if it is a table"
+            f"model: forward {change}; a way out is to give it its size in the constructor, which may call forward "
+            "once, or to keep it as a plain attribute, if it is a table"
         )
-
-
-def _shape_of(tensor: torch.Tensor | None) -> torch.Size | None:
-    return None if tensor is None else tensor.shape
