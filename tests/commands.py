@@ -14,11 +14,12 @@ import os
 import runpy
 import signal
 import sys
+import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
+from threading import Thread
 from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,8 +32,10 @@ _SERVER.set_forkserver_preload(
 
 
 class Command:
-    """`python -m MODULE WORDS…`, started, with what subprocess.Popen has. `env`: variables beside this process's.
-    `log`: a file for all that it prints, in place of pipes."""
+    """`python -m MODULE WORDS…`, started, with methods of subprocess.Popen; it ends with this process.
+
+    `env`: variables beside this process's. `log`: a file for all that it prints, in place of pipes.
+    """
 
     def __init__(
         self, module: str, *words: str, cwd: Path = ROOT, env: dict[str, str] | None = None, log: Path | None = None
@@ -44,7 +47,9 @@ class Command:
             log.touch()
         with out, err:
             where = (out, err) if log is None else str(log)
-            self._process = _SERVER.Process(target=_run, args=(module, words, str(cwd), environment, where))
+            self._process = _SERVER.Process(
+                target=_run, args=(module, words, str(cwd), environment, where), daemon=True
+            )
             self._process.start()
         self.stdout, self.stderr = _text(said), _text(erred)
         pid = self._process.pid
@@ -68,17 +73,25 @@ class Command:
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it and its children still print, to their end; nothing the second time."""
+        """What it and its children still print, to their end; nothing the second time. Raise TimeoutExpired if that
+        takes longer."""
         if self.stdout.closed:
             return "", ""
-        with ThreadPoolExecutor(2) as readers, self.stdout, self.stderr:
-            out, err = (readers.submit(stream.read) for stream in (self.stdout, self.stderr))
-            try:
-                self.wait(timeout)
-            except TimeoutExpired:
-                self.kill()
-                raise
-            return out.result(), err.result()
+        said: dict[TextIO, str] = {}
+        streams = (self.stdout, self.stderr)
+        readers = [Thread(target=lambda each=each: said.update({each: each.read()}), daemon=True) for each in streams]
+        end = time.monotonic() + timeout if timeout is not None else None
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(max(0.0, end - time.monotonic()) if end is not None else None)
+        if len(said) < len(streams):
+            self.kill()
+            raise TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(timeout)
+        for stream in streams:
+            stream.close()
+        return said[self.stdout], said[self.stderr]
 
     def send_signal(self, number: int) -> None:
         """Unless it has ended."""
