@@ -163,6 +163,7 @@ def check_model(manifest: Manifest, contents: Contents, config: Config, where: P
     if other is not None:
         raise ConfigError(f"resume={where}: exact=true cannot go on from it, its run computed other bits: {other}")
     _check_optimizer(manifest.config["optimizer"], plain_config(config)["optimizer"], where)
+    _check_trained(manifest.contents, contents, where)
     _check_tensors(manifest.contents.tensors, contents.tensors, where)
     then = manifest.contents
     same = "see init_from" if config.model.kind == "hf" else "the model's constructor has to make the same"
@@ -208,6 +209,20 @@ def _check_optimizer(then: Mapping[str, Any], now: Mapping[str, Any], where: Pat
         )
 
 
+def _check_trained(then: Contents, now: Contents, where: Path) -> None:
+    for one, other, words in (
+        (then.frozen, now.tensors, "was frozen in its run, and is trained now"),
+        (now.frozen, then.tensors, "was trained in its run, and is frozen now"),
+    ):
+        changed = [name for name in one if f"model/{name}" in other]
+        if changed:
+            more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            raise ConfigError(
+                f"resume={where}: {changed[0]} {words}{more}, and a checkpoint is for the parameters it trained; a way "
+                "out is a new run, with a model that loads the checkpoint's weights in its constructor"
+            )
+
+
 def _check_tensors(then: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
     lines = [f"has no {name}" for name in now if name not in then]
     lines += [f"has {name}, which the model has not" for name in then if name not in now]
@@ -218,7 +233,10 @@ def _check_tensors(then: Mapping[str, Any], now: Mapping[str, Any], where: Path)
     ]
     if lines:
         more = f" (and {len(lines) - 1} more differences)" if len(lines) > 1 else ""
-        raise ConfigError(f"resume={where}: is a checkpoint of another model or optimizer: it {lines[0]}{more}")
+        hint = ""
+        if sum(name.startswith("optimizer/") for name in then.keys() ^ now.keys()) == len(lines):
+            hint = "; an optimizer keeps the state that its options need, such as a momentum: set them as in that run"
+        raise ConfigError(f"resume={where}: is a checkpoint of another model or optimizer: it {lines[0]}{more}{hint}")
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:

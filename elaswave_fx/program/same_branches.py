@@ -38,13 +38,15 @@ _TRIALS = 3
 """User code may look at the time: a difference is one if it is there in each trial."""
 
 
-def refuse_other_branches(model: nn.Module, batch: Batch, replaced: Callable[[], AbstractContextManager[None]]) -> None:
-    """Raise CaptureError for user code that takes another branch without values. `replaced`: the export's replacements
-    in torch."""
+def refuse_other_branches(
+    model: nn.Module, batch: Batch, any_size: bool, replaced: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Raise CaptureError for user code that takes another branch without values. `any_size`: nor with a number of
+    samples. `replaced`: the export's replacements in torch."""
 
     def without_values() -> Instructions | None:
         with replaced(), _compiling():
-            return _instructions(model, lambda: _call_without_values(model, batch))
+            return _instructions(model, lambda: _call_without_values(model, batch, any_size))
 
     place = _difference(lambda: _called(model, batch, _compiling()), without_values)
     if place is not None:
@@ -82,14 +84,18 @@ def _called(model: nn.Module, batch: Batch, within: AbstractContextManager[None]
         return _instructions(model, lambda: model(**{name: tensor.clone() for name, tensor in batch.items()}))
 
 
-def _call_without_values(model: nn.Module, batch: Batch) -> None:
+def _call_without_values(model: nn.Module, batch: Batch, any_size: bool) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    def sized(tensor: torch.Tensor) -> StatelessSymbolicContext[Any, Any]:
+        first = DimDynamic.DYNAMIC if any_size else DimDynamic.STATIC
+        return StatelessSymbolicContext([first, *[DimDynamic.STATIC] * (tensor.dim() - 1)])
 
     with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
         named = (*model.named_parameters(), *model.named_buffers())
         state: dict[str, torch.Tensor] = {name: mode.from_tensor(each, static_shapes=True) for name, each in named}
-        inputs = {name: mode.from_tensor(each, static_shapes=True) for name, each in batch.items()}
+        inputs = {name: mode.from_tensor(each, symbolic_context=sized(each)) for name, each in batch.items()}
         torch.func.functional_call(model, state, (), inputs)
 
 

@@ -185,6 +185,15 @@ def test_a_model_that_computes_something_else_is_told(tmp_path: Path) -> None:
 OTHERS = [
     (replace(CONTENTS, tensors={**CONTENTS.tensors, "model/b": ((1,), "float32")}), (), "it has no model/b"),
     (replace(CONTENTS, tensors={"model/a": ((2, 3), "float32")}), (), "it has optimizer/0/a, which the model has not"),
+    (replace(CONTENTS, tensors={"model/a": ((2, 3), "float32")}), (), "such as a momentum: set them as in that run"),
+    (
+        replace(CONTENTS, tensors={**CONTENTS.tensors, "model/f": ((1,), "float32")}, frozen={}), (),
+        "f was frozen in its run, and is trained now, and a checkpoint is for the parameters it trained",
+    ),
+    (
+        replace(CONTENTS, tensors={}, frozen={"a": "00", "f": "00"}), (),
+        "a was trained in its run, and is frozen now, and a checkpoint",
+    ),
     (
         replace(CONTENTS, tensors={**CONTENTS.tensors, "model/a": ((3, 2), "float32")}), (),
         "it has model/a as float32 [2, 3], the model as float32 [3, 2]",
