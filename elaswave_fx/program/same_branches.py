@@ -66,8 +66,9 @@ def _difference(one: Callable[[], Instructions | None], other: Callable[[], Inst
     """The first line where two runs differ, if there is any."""
     found: Instructions | None = None
     for _ in range(_TRIALS):
-        here, there = one(), other()
-        if here is None or there is None:
+        here = one()
+        there = other() if here else None  # without code of the user's there is nothing to compare
+        if not here or there is None:
             return None
         both = {code for code, _ in here} & {code for code, _ in there}
         differ = {(code, at) for code, at in here ^ there if code in both}
@@ -92,11 +93,27 @@ def _call_without_values(model: nn.Module, batch: Batch, any_size: bool) -> None
         first = DimDynamic.DYNAMIC if any_size else DimDynamic.STATIC
         return StatelessSymbolicContext([first, *[DimDynamic.STATIC] * (tensor.dim() - 1)])
 
-    with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True) as mode:
-        named = (*model.named_parameters(), *model.named_buffers())
-        state: dict[str, torch.Tensor] = {name: mode.from_tensor(each, static_shapes=True) for name, each in named}
-        inputs = {name: mode.from_tensor(each, symbolic_context=sized(each)) for name, each in batch.items()}
-        torch.func.functional_call(model, state, (), inputs)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    inputs = {name: mode.from_tensor(each, symbolic_context=sized(each)) for name, each in batch.items()}
+    with _replaced_state(model, lambda tensor: mode.from_tensor(tensor, static_shapes=True)), mode:
+        model(**inputs)
+
+
+@contextlib.contextmanager
+def _replaced_state(model: nn.Module, replacement: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Replace parameters and buffers under all their names. (functional_call leaves some in place where a module has
+    two names.)"""
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    owners: list[dict[str, Any]] = [own for module in modules for own in (module._parameters, module._buffers)]
+    held = [(own, dict(own)) for own in owners]
+    try:
+        for own, tensors in held:
+            own.update({name: replacement(tensor) for name, tensor in tensors.items() if tensor is not None})
+        yield
+    finally:
+        for own, tensors in held:
+            own.clear()
+            own.update(tensors)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from transformers.utils import is_torchdynamo_compiling
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.capture import capture
-from elaswave_fx.program.same_branches import note_of_compiled_branch
+from elaswave_fx.program.same_branches import note_of_compiled_branch, refuse_other_branches
 from tests.passes.models import Classifier, vectors
 
 
@@ -140,3 +140,22 @@ def test_a_log_of_values_is_no_other_branch() -> None:
         return x
 
     operators(change)
+
+
+class Twice(Changed):
+    """One module under two names, and a parameter under two."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x: x.tanh())
+        self.again = self.layers[0]
+        self.head.register_parameter("second", self.head.bias)
+
+
+def test_the_state_is_as_before_under_all_its_names() -> None:
+    model = Twice()
+    before = [*model.named_parameters(remove_duplicate=False)]
+    refuse_other_branches(model, vectors(2, 0), True, contextlib.nullcontext)
+    for (name, one), (again, other) in zip(before, model.named_parameters(remove_duplicate=False), strict=True):
+        assert name == again and one is other
+    loss, _ = model(**vectors(2, 0))
+    assert type(loss) is Tensor
