@@ -38,15 +38,13 @@ _TRIALS = 3
 """User code may look at the time: a difference is one if it is there in each trial."""
 
 
-def refuse_other_branches(
-    model: nn.Module, batch: Batch, any_size: bool, replaced: Callable[[], AbstractContextManager[None]]
-) -> None:
-    """Raise CaptureError for user code that takes another branch without values. `any_size`: nor with a number of
-    samples. `replaced`: the export's replacements in torch."""
+def refuse_other_branches(model: nn.Module, batch: Batch, replaced: Callable[[], AbstractContextManager[None]]) -> None:
+    """Raise CaptureError for user code that takes another branch without values. `replaced`: the export's replacements
+    in torch."""
 
     def without_values() -> Instructions | None:
         with replaced(), _compiling():
-            return _instructions(model, lambda: _call_without_values(model, batch, any_size))
+            return _instructions(model, lambda: _call_without_values(model, batch))
 
     place = _difference(lambda: _called(model, batch, _compiling()), without_values)
     if place is not None:
@@ -85,16 +83,13 @@ def _called(model: nn.Module, batch: Batch, within: AbstractContextManager[None]
         return _instructions(model, lambda: model(**{name: tensor.clone() for name, tensor in batch.items()}))
 
 
-def _call_without_values(model: nn.Module, batch: Batch, any_size: bool) -> None:
+def _call_without_values(model: nn.Module, batch: Batch) -> None:
+    """With sizes: a symbolic one takes ten times as long."""
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
-    def sized(tensor: torch.Tensor) -> StatelessSymbolicContext[Any, Any]:
-        first = DimDynamic.DYNAMIC if any_size else DimDynamic.STATIC
-        return StatelessSymbolicContext([first, *[DimDynamic.STATIC] * (tensor.dim() - 1)])
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    inputs = {name: mode.from_tensor(each, symbolic_context=sized(each)) for name, each in batch.items()}
+    inputs = {name: mode.from_tensor(each, static_shapes=True) for name, each in batch.items()}
     with _replaced_state(model, lambda tensor: mode.from_tensor(tensor, static_shapes=True)), mode:
         model(**inputs)
 
