@@ -41,7 +41,7 @@ class Command:
         self, module: str, *words: str, cwd: Path = ROOT, env: dict[str, str] | None = None, log: Path | None = None
     ) -> None:
         self.args = (module, *words)
-        environment = {**os.environ, **(env or {})}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         (said, out), (erred, err) = _SERVER.Pipe(duplex=False), _SERVER.Pipe(duplex=False)
         if log is not None:
             log.touch()
@@ -94,12 +94,12 @@ class Command:
         return said[self.stdout], said[self.stderr]
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
+        """Send it, unless the process has ended."""
         if self._process.exitcode is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """By SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

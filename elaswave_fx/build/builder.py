@@ -91,8 +91,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
     _refuse_state_set_outside(config, source, model, batches[0], computed)
-    with python_state_kept(model):
-        notes += (*note_of_compiled_branch(model, batches[0]), *note_of_unchecked(model, batches[0]))
+    notes += (*note_of_compiled_branch(model, batches[0]), *note_of_unchecked(model, batches[0]))
     key = program_key(config, model_print, batches[0], code, computed)
     home, trouble = home_of_programs(config, folder or Path(tempfile.mkdtemp()))
     target = home / key

@@ -120,8 +120,8 @@ def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -
         if same[kind]:
             raise CaptureError(
                 f"model: the same samples given twice change the {kind.value} from {one:.6g} to {two:.6g} instead of "
-                "doubling it; a model returns (loss sum, count), not a mean; a loss of the "
-                "whole batch is returned times the number of samples, with that number"
+                "doubling it; a model returns (loss sum, count), not a mean; a loss of the whole "
+                "batch is returned times the number of samples, with that number"
             )
 
 

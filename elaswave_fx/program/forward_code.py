@@ -91,7 +91,7 @@ def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCo
     values: set[str] = set()
     for code, names in found:
         path = Path(code.co_filename)
-        if _is_known(path, names):
+        if is_part_of_torch_or_python(path, names):
             continue
         if path.is_file():
             files.add(path)
@@ -105,7 +105,7 @@ def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCo
     return ForwardCode(digests, packages, tuple(sorted(values)))
 
 
-def _is_known(path: Path, names: Mapping[str, Any]) -> bool:
+def is_part_of_torch_or_python(path: Path, names: Mapping[str, Any]) -> bool:
     """Whether a file is part of torch or Python, which versions identify."""
     top = str(names.get("__name__", "")).split(".")[0]
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -166,5 +166,9 @@ def _modules_of(code: CodeType, names: Mapping[str, Any]) -> Iterator[Path]:
     for name in code.co_names:
         value = names.get(name)
         source = getattr(value, "__file__", None) if isinstance(value, ModuleType) else None
-        if source is not None and not is_installed(Path(source)) and not _is_known(Path(source), vars(value)):
+        if (
+            source is not None
+            and not is_installed(Path(source))
+            and not is_part_of_torch_or_python(Path(source), vars(value))
+        ):
             yield Path(source)

@@ -14,9 +14,9 @@ import contextlib
 import linecache
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.forward_code import is_installed
+from elaswave_fx.program.forward_code import is_installed, is_part_of_torch_or_python
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.state_kept import SEED, state_kept
 
@@ -33,7 +33,6 @@ Batch = Mapping[str, torch.Tensor]
 Instructions = set[tuple[CodeType, int]]
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, sysconfig.get_paths()["stdlib"] + os.sep, _OURS, "<")
 _TRIALS = 3
 """User code may look at the time: a difference is one if it is there in each trial."""
 
@@ -57,7 +56,11 @@ def refuse_other_branches(model: nn.Module, batch: Batch, replaced: Callable[[],
 def note_of_compiled_branch(model: nn.Module, batch: Batch) -> tuple[str, ...]:
     """A line on user code that asks whether it is compiled, and then takes another branch."""
     place = _difference(lambda: _called(model, batch), lambda: _called(model, batch, _compiling()))
-    return (f"model: forward goes the way of a compiled model: {place}",) if place is not None else ()
+    return (
+        (f"model: forward asks whether it is compiled, and is trained as if it were: {place}",)
+        if place is not None
+        else ()
+    )
 
 
 def _difference(one: Callable[[], Instructions | None], other: Callable[[], Instructions | None]) -> str | None:
@@ -84,7 +87,7 @@ def _called(model: nn.Module, batch: Batch, within: AbstractContextManager[None]
 
 
 def _call_without_values(model: nn.Module, batch: Batch) -> None:
-    """With sizes: a symbolic one takes ten times as long."""
+    """Run forward on tensors that have a shape alone. Its sizes are numbers: a symbolic one takes ten times as long."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -129,7 +132,7 @@ def _instructions(model: nn.Module, run: Callable[[], object]) -> Instructions |
     def enter(frame: FrameType, _event: str, _arg: object) -> Any:
         code = frame.f_code
         if code not in users:
-            users[code] = not (code.co_filename.startswith(_LIBRARIES) or is_installed(code.co_filename))
+            users[code] = _is_users(code.co_filename, frame.f_globals)
         if not users[code]:
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
@@ -152,6 +155,10 @@ def _instructions(model: nn.Module, run: Callable[[], object]) -> Instructions |
     except Exception:  # noqa: BLE001 - the trial alone has failed
         return None
     return found
+
+
+def _is_users(file: str, names: Mapping[str, Any]) -> bool:
+    return not (file.startswith((_OURS, "<")) or is_installed(file) or is_part_of_torch_or_python(Path(file), names))
 
 
 def _line(code: CodeType, offset: int) -> int:

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 from torch import nn
 
+from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.state_kept import state_kept
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -41,6 +42,7 @@ def note_of_unchecked(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tu
         return ask(tensor)
 
     with (
+        python_state_kept(model),
         state_kept(model),
         torch.random.fork_rng(devices=()),
         mock.patch.object(torch.Tensor, "__bool__", record),

@@ -29,7 +29,7 @@ def write_files(page: str, folder: Path) -> None:
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return commands.run(*words, cwd=folder, env={"PYTHONPATH": str(ROOT)}, timeout=900)
+    return commands.run(*words, cwd=folder, timeout=900)
 
 
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

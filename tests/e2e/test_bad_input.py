@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def start(folder: Path, *words: str) -> Command:
     said = (f"hydra.run.dir={folder / 'run'}", *words)
-    return Command("elaswave_fx.train", *said, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)})
+    return Command("elaswave_fx.train", *said, cwd=folder)
 
 
 def train(folder: Path, *words: str) -> tuple[int, str]:

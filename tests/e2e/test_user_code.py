@@ -8,8 +8,6 @@ import pytest
 
 from tests.commands import run
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 MINE = '''
 import torch
 from torch import nn
@@ -68,7 +66,7 @@ def halving(every=5):
 def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "mine.py").write_text(MINE)
     here = ("hydra.run.dir=run", f"cache.dir={folder / 'cache'}")
-    return run("elaswave_fx.train", *here, *words, cwd=folder, env={"PYTHONPATH": str(REPOSITORY)})
+    return run("elaswave_fx.train", *here, *words, cwd=folder)
 
 
 ALL = (
