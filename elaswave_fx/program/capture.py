@@ -10,7 +10,6 @@ then functionalized, and compared with the eager model on fresh inputs of severa
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import linecache
 import logging
@@ -24,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._decomp import get_decompositions
 from torch._export.verifier import SpecViolationError
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -33,9 +31,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
-from elaswave_fx.program.autocast import composites_under_autocast, decompositions_under_autocast, traced_under_autocast
+from elaswave_fx.program.autocast import traced_under_autocast
 from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
 from elaswave_fx.program.check_against_eager import ModelFails, check_against_eager
+from elaswave_fx.program.decompositions import decompositions
 from elaswave_fx.program.dense import refuse_not_dense
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
@@ -74,15 +73,6 @@ TRACE_ERRORS = (
 )  # fmt: skip
 
 
-# Operators whose backward passes take sizes as plain numbers: decomposed, recurrent layers into one call per step.
-_WRITTEN_OUT = [torch.ops.aten.lstm.input, torch.ops.aten.gru.input, torch.ops.aten.rnn_tanh.input,
-                torch.ops.aten.rnn_relu.input, torch.ops.aten.affine_grid_generator]  # fmt: skip
-_BY_TORCH = (torch.ops.aten.einsum.default, torch.ops.aten.gru_cell.default, torch.ops.aten.lstm_cell.default,
-             torch.ops.aten.rnn_tanh_cell.default, torch.ops.aten.rnn_relu_cell.default)  # fmt: skip
-"""Composite operators that are written out in any precision; autocast casts the products in them. What it does not know
-besides stays whole: `composites_under_autocast`."""
-_WITHOUT_COMPLEX_DERIVATIVE = (torch.ops.aten.slice_scatter.default, torch.ops.aten.select_scatter.default)
-"""What `x[:, :n] = y` becomes in an export; of complex tensors, only the assignment has a derivative."""
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers of tracebacks during tracing."""
 _HERE = os.path.dirname(__file__) + os.sep
@@ -195,15 +185,7 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
         except DerivativeInForward:
             exported = export_below_autograd(wrapped, distinct, shapes)
         inline_grad_modes(exported.graph_module)
-        table = {
-            **get_decompositions(_WRITTEN_OUT),
-            torch.ops.aten.one_hot.default: _one_hot,
-            **{op: functools.partial(_written_out_by_torch, op) for op in _BY_TORCH},
-            **{op: functools.partial(_as_pairs, op) for op in _WITHOUT_COMPLEX_DERIVATIVE},
-            torch.ops.aten._conj.default: torch.conj_physical,  # view_as_real refuses the view
-            **composites_under_autocast(),
-        }
-        return exported.run_decompositions(decompositions_under_autocast(table))
+        return exported.run_decompositions(decompositions())
 
 
 @contextlib.contextmanager
@@ -211,23 +193,6 @@ def _replacements(model: nn.Module) -> Iterator[None]:
     """What an export needs to be replaced in torch."""
     with _quiet(), eager_answers(), layers_apart(), losses_by_their_kernels(), traced_under_autocast(model):
         yield
-
-
-def _written_out_by_torch(op: torch._ops.OpOverload, *args: Any) -> Any:
-    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
-
-
-def _as_pairs(op: torch._ops.OpOverload, x: torch.Tensor, part: torch.Tensor, dim: int = 0, *where: Any) -> Any:
-    """The operator on pairs of real and imaginary parts, if `x` is complex."""
-    if not x.is_complex():
-        return NotImplemented
-    pairs = [torch.view_as_real(each.to(x.dtype)) for each in (x, part)]
-    return torch.view_as_complex(op(*pairs, dim % x.dim(), *where))
-
-
-def _one_hot(index: torch.Tensor, classes: int) -> torch.Tensor:
-    """One-hot encoding that raises for a class out of range, as eager code does; torch's gives zeros without data."""
-    return index.new_zeros((*index.shape, classes)).scatter(-1, index.unsqueeze(-1), 1)
 
 
 @contextlib.contextmanager

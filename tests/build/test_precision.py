@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -45,10 +46,13 @@ def tokens(samples: int, seed: int) -> Batch:
     return {"x": ids[:, :-1].contiguous(), "y": ids[:, 1:].contiguous()}
 
 
-def images(samples: int, seed: int) -> Batch:
+def images(samples: int, seed: int, pixels: int = 8) -> Batch:
     make = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, 3, 8, 8, generator=make)
+    x = torch.randn(samples, 3, pixels, pixels, generator=make)
     return {"x": x, "y": torch.randint(0, CLASSES, (samples,), generator=make)}
+
+
+large_images = functools.partial(images, pixels=16)
 
 
 class Classify(nn.Module):
@@ -160,6 +164,29 @@ class Convolutions(Classify):
         return self.body(x).mean((2, 3))
 
 
+class BiasBeforeNorm(Classify):
+    """Biases without effect, each in front of a norm of its channel: their gradients are rounding alone."""
+
+    def __init__(self) -> None:
+        first, second = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, WIDTH, 3, 2, 1)
+        super().__init__(first, nn.GroupNorm(8, 8), nn.SiLU(), second, nn.InstanceNorm2d(WIDTH), nn.SiLU())
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x).mean((2, 3))
+
+
+class Transformed(Convolutions):
+    """Images turned by an angle of their own; the grid is a product, which eager code rounds to bf16."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.GroupNorm(2, 8))
+        self.angle = nn.Linear(3, 6)
+
+    def features(self, x: Tensor) -> Tensor:
+        turned = self.angle(x.mean((2, 3))).unflatten(1, (2, 3))
+        return super().features(F.grid_sample(x, F.affine_grid(turned, list(x.shape), False), align_corners=False))
+
+
 class Experts(Classify):
     """Each sample goes to the two best of four experts, whose weights are one tensor."""
 
@@ -268,6 +295,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch], i
     "gru": (lambda: Recurrent(nn.GRU), sequences, 1),
     "batch norm": (lambda: Convolutions(nn.BatchNorm2d(8)), images, SAMPLES),
     "group norm": (lambda: Convolutions(nn.GroupNorm(2, 8)), images, 1),
+    "bias before norm": (BiasBeforeNorm, large_images, 1),
+    "transformed": (Transformed, images, 1),
     "experts": (Experts, points, 1),
     "attention": (Attention, tokens, 1),
     "tables": (Bags, tokens, 1),
