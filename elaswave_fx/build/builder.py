@@ -39,8 +39,6 @@ from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import HeldState, python_state_kept
 from elaswave_fx.program.model_fingerprint import fingerprint
-from elaswave_fx.program.same_branches import note_of_compiled_branch
-from elaswave_fx.program.value_checks import note_of_unchecked
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,6 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
     _refuse_state_set_outside(config, source, model, batches[0], computed)
-    notes += (*note_of_compiled_branch(model, batches[0]), *note_of_unchecked(model, batches[0]))
     key = program_key(config, model_print, batches[0], code, computed)
     home, trouble = home_of_programs(config, folder or Path(tempfile.mkdtemp()))
     target = home / key

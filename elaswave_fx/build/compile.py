@@ -40,7 +40,9 @@ from elaswave_fx.program.check_against_eager import check_gradients
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
+from elaswave_fx.program.same_branches import note_of_compiled_branch
 from elaswave_fx.program.state_kept import buffer_sizes, refuse_other_buffers, state_kept
+from elaswave_fx.program.value_checks import note_of_unchecked
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
@@ -61,6 +63,7 @@ def compile_model(
             _check_forward(model, batches[0])
             check_causal(model, batches[0])
             check_own_loss(model, batches[0])  # in full precision, which separates losses better
+    notes = (*note_of_compiled_branch(model, batches[0]), *note_of_unchecked(model, batches[0]))
     if config.precision == "bf16":
         run_under_autocast(model)
     if not is_adapted:
@@ -76,7 +79,10 @@ def compile_model(
     check_units(program, artifact, part)
     own = [step for step in pipeline.passes if is_users(step)]
     modules = defining_modules(artifact, map(type, (*model.modules(), *own)))
-    return replace(artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds), program.tensors
+    artifact = replace(
+        artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds, notes=(*notes, *artifact.notes)
+    )
+    return artifact, program.tensors
 
 
 def _refuse_unknown_fields(config: Config, model: nn.Module, batch: Batch) -> None:

@@ -222,4 +222,4 @@ class Spread(nn.Linear):
 def test_that_values_are_not_checked_while_training_is_said(tmp_path: Path, by: str, name: str) -> None:
     words = [f"model._target_={__name__}.Spread", f"+model.by={by}", f"data._target_={__name__}.Vectors"]
     built = build(load_config([*words, "global_batch=4"]), tmp_path)
-    assert f"model: values are checked by {name} at the start, and not while it trains" in built.notes
+    assert f"model: values are checked by {name} at the start, and not while it trains" in built.artifact.notes
