@@ -1,16 +1,19 @@
 """Scheduling hints: short waits for threads with little work, and rare garbage collection.
 
-answer_soon()      # in a thread that has little work, for which other threads wait collect_rarely()   # in a process
-whose long-lived objects exist
+answer_soon()               # in a thread that has little work, for which other threads wait
+collect_rarely()            # in a process whose long-lived objects exist
+with collection_paused():   # around imports: torch's objects are many, and stay
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
 import platform
 import struct
+from collections.abc import Iterator
 
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES = struct.Struct("<IIQiIQQQII")
@@ -44,3 +47,15 @@ def collect_rarely() -> None:
     """Freeze all present objects and collect rarely, so that no rank waits while the collector scans a new plan."""
     gc.freeze()
     gc.set_threshold(_GARBAGE)
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """Collect no garbage within, which takes time, and may run arbitrary code at any moment."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -26,9 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 300.0
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(
-    ["tests.environment", "torch", "safetensors.torch", "elaswave_fx.build.builder", "elaswave_fx.worker.loop"]
-)
+_SERVER.set_forkserver_preload(["tests.environment", "tests.preloaded"])
 
 
 class Command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from what the tests produce")
+
+
+def pytest_collection_finish() -> None:
+    """Imported modules stay: collections during tests skip them, which saves a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

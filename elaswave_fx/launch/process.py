@@ -17,8 +17,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -91,15 +90,10 @@ def fork_child(
     return Child(name, pid, os.pidfd_open(pid), ours, log, watchdog)
 
 
-@contextmanager
-def frozen_memory() -> Iterator[None]:
-    """Collect garbage once around several forks and freeze the rest, so that its pages stay shared."""
+def freeze_memory() -> None:
+    """Collect garbage and freeze the rest before a fork: its pages stay shared, and no collection scans it again."""
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def end_children(children: Iterable[Child]) -> None:

@@ -12,7 +12,6 @@ for torch and Python.
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import sys
 import sysconfig
@@ -29,6 +28,7 @@ from torch import nn
 from elaswave_fx.files import file_digest
 from elaswave_fx.program.dense import tensor_text
 from elaswave_fx.program.state_kept import state_kept
+from elaswave_fx.scheduling import collection_paused
 
 _INSTALLED = ("site-packages", "dist-packages")
 _MOST_NAMES = 4
@@ -64,7 +64,7 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
             found.setdefault((id(frame.f_globals), frame.f_code.co_filename, frame.f_code), frame.f_globals)
 
     before = sys.getprofile()
-    with torch.random.fork_rng(), state_kept(model), _without_collections(), contextlib.suppress(Exception):
+    with torch.random.fork_rng(), state_kept(model), collection_paused(), contextlib.suppress(Exception):
         inputs = {name: tensor.clone() for name, tensor in batch.items()}
         sys.setprofile(note)
         try:
@@ -72,18 +72,6 @@ def forward_code(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Forward
         finally:
             sys.setprofile(before)
     return _described([(code, names) for (_, _, code), names in found.items()])
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Disable garbage collection, which may run arbitrary code at any moment."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _described(found: Iterable[tuple[CodeType, Mapping[str, Any]]]) -> ForwardCode:

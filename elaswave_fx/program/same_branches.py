@@ -28,6 +28,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.forward_code import is_installed, is_part_of_torch_or_python
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.state_kept import SEED, state_kept
+from elaswave_fx.scheduling import collection_paused
 
 Batch = Mapping[str, torch.Tensor]
 Instructions = set[tuple[CodeType, int]]
@@ -145,7 +146,7 @@ def _instructions(model: nn.Module, run: Callable[[], object]) -> Instructions |
 
     before = sys.gettrace()
     try:
-        with python_state_kept(model), state_kept(model), torch.random.fork_rng(devices=()):
+        with python_state_kept(model), state_kept(model), torch.random.fork_rng(devices=()), collection_paused():
             torch.manual_seed(SEED)
             sys.settrace(enter)
             try:

@@ -23,6 +23,7 @@ from elaswave_fx.errors import ElasWaveError, Excluded, HasLeft
 from elaswave_fx.files import open_log
 from elaswave_fx.launch.job_facts import JobFacts
 from elaswave_fx.launch.versions import versions
+from elaswave_fx.scheduling import collection_paused
 
 ASK_S = 10.0
 """Timeout for an answer; a dead coordinator is replaced within seconds."""
@@ -71,9 +72,10 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
     if folder.is_dir():
         os.chdir(folder)  # paths in the configuration may be relative
     sys.path.insert(0, os.getcwd())  # `_target_`s may be there
-    import torch
+    with collection_paused():
+        import torch
 
-    from elaswave_fx.worker.join import Unreachable, run_joined
+        from elaswave_fx.worker.join import Unreachable, run_joined
 
     torch.set_num_threads(1)
     log = Path(facts.run_dir) / "logs" / f"rank-{welcome.number}.log"

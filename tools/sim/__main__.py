@@ -6,6 +6,7 @@ Prints what was run and found; exit code 1 if a promise was broken.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections import Counter
@@ -85,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant a protocol bug")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
+    gc.freeze()  # else collections scan all modules, which takes a third of the time
     if options.seed is None:
         first, last = (int(part) for part in options.seeds.split(":"))
         return 1 if campaign(first, last, options.bug, options.jobs) else 0
