@@ -2,7 +2,8 @@
 
 transformers itself reads the files: it knows prefixes, older names, merged expert tensors and ties of every
 architecture. This module decides whether they fit: every tensor of the model comes from the folder, every tensor of the
-folder has a place in the model, and shapes agree. Anything else is refused, with names:
+folder has a place in the model, or is of a part that the model has not (another task's head), and shapes agree.
+Anything else is refused, with names:
 
     init_from=DIR: does not fit the model: the folder lacks head.weight; shapes differ at embed.weight (folder 300x8,
     model 97x8)
@@ -21,8 +22,9 @@ from elaswave_fx.models.hf import HFAdapter
 _NAMES_SHOWN = 4
 
 
-def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
-    """Overwrite parameters and buffers of `module`, an `HFAdapter`, in place; ties stay ties.
+def load_hf_weights(module: nn.Module, folder: str | Path) -> tuple[str, ...]:
+    """Overwrite parameters and buffers of `module`, an `HFAdapter`, in place; ties stay ties. Return the folder's
+    tensors of parts that the model has not.
 
     Raises `ConfigError` if the folder has no safetensors or does not fit. `module` is unchanged then.
     """
@@ -45,7 +47,8 @@ def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"init_from={folder}: cannot be read: {' '.join(str(error).split())}") from error
-    differences = _differences(report)
+    other_parts = sorted(name for name in report["unexpected_keys"] if _is_of_other_part(name, module.model))
+    differences = _differences({**report, "unexpected_keys": set(report["unexpected_keys"]) - {*other_parts}})
     if differences:
         raise ConfigError(f"init_from={folder}: does not fit the model: {'; '.join(differences)}")
     untied = _untied(loaded, module.model)
@@ -55,6 +58,18 @@ def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
             "nearest valid: model.config.tie_word_embeddings=false"
         )
     _copy(loaded, module.model)
+    return tuple(other_parts)
+
+
+def _is_of_other_part(name: str, model: nn.Module) -> bool:
+    """Whether a tensor is of a named module that the model has not, such as another head. A missing layer is numbered;
+    a missing tensor, such as a bias, is of a module that is there."""
+    module = model
+    for part in name.split(".")[:-1]:
+        if part not in module._modules:
+            return not part.isdigit()
+        module = module.get_submodule(part)
+    return False
 
 
 def _untied(source: nn.Module, target: nn.Module) -> tuple[str, str] | None:

@@ -5,9 +5,12 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
+from elaswave_fx.build.make_model import notes_of
+from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import ModelConfig
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models import build_model, check_output
@@ -351,6 +354,19 @@ def test_a_folder_that_does_not_fit_is_refused_by_name(tmp_path):
         build("gpt2", {"vocab_size": 120}, init_from=tmp_path)
     with pytest.raises(ConfigError, match=r"model.name=llama: init_from=.* holds a model of type gpt2"):
         build("llama", LLAMA, init_from=tmp_path)
+
+
+def test_a_folder_may_have_heads_of_other_tasks(tmp_path):
+    """As those that are trained for masked tokens and for the order of sentences."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    transformers.BertForPreTraining(transformers.BertConfig(vocab_size=VOCAB + 1, **SMALL)).save_pretrained(tmp_path)
+    built = build("bert", {}, task="masked_lm", init_from=tmp_path, mask_token=VOCAB)
+    assert {"cls.seq_relationship.weight", "cls.seq_relationship.bias"} <= {*built.left_out}
+    (note,) = notes_of(load_config(["model=hf", "model.task=masked_lm", f"init_from={tmp_path}"]), built)
+    assert "and are left out" in note
+    state = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(built.model.cls.predictions.bias, state["cls.predictions.bias"])
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
