@@ -37,6 +37,7 @@ from elaswave_fx.program.artifact import Artifact, Seconds
 from elaswave_fx.program.autocast import run_under_autocast
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import ParamSpec
 from elaswave_fx.program.operators import defining_modules
@@ -63,7 +64,8 @@ def compile_model(
             _check_forward(model, batches[0])
             check_causal(model, batches[0])
             check_own_loss(model, batches[0])  # in full precision, which separates losses better
-    notes = (*note_of_compiled_branch(model, batches[0]), *note_of_unchecked(model, batches[0]))
+    notes_of = (note_of_compiled_branch, note_of_unchecked, note_of_hooks_on_saved_tensors)
+    notes = tuple(line for note_of in notes_of for line in note_of(model, batches[0]))
     if config.precision == "bf16":
         run_under_autocast(model)
     if not is_adapted:

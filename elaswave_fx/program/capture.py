@@ -98,7 +98,7 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
     refuse_python_state(model, batches[0])
     with python_state_kept(model):
         program = _capture(model, batches, granule)
-    refuse_other_branches(model, batches[0], lambda: _replacements(model))
+    refuse_other_branches(model, batches[0], lambda: _replacements(model), program.dynamic_batch)
     return program
 
 

@@ -27,6 +27,7 @@ from elaswave_fx.program.ir import (
 )
 from elaswave_fx.program.own_backward import WAY_OUT, own_functions, recorded_calls, refuse_other_backward
 from elaswave_fx.program.state_kept import SEED, state_kept
+from elaswave_fx.program.trial_values import perturbed
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 _TOLERANCE_OF_OTHERS = 1e-2
@@ -101,7 +102,8 @@ def _inputs(
 
 
 def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor]) -> None:
-    """Compare the gradient of the loss sum through the graph of a normalized program with that of the model.
+    """Compare the gradient of the loss sum through the graph of a normalized program with that of the model, with its
+    first weights and with others near them: a gate or head of zeros hides what is behind it.
 
     The backward pass is derived from the graph, which holds forward calls only. An autograd.Function whose backward is
     not the derivative of its forward would train wrongly, as would a hook that changes gradients.
@@ -113,13 +115,51 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
         loss = _loss_of(model, batch)
         expected = _backward(model, program, loss, trained)
     functions = own_functions(loss)
-    tensors = {name: tensor.requires_grad_(name in trained) for name, tensor in program.as_read(before).items()}
+    _refuse_other_gradients(model, program, batch, before, expected, functions)
+    if functions:
+        with state_kept(model), recorded_calls(functions) as calls:
+            model(**{name: tensor.clone() for name, tensor in batch.items()})
+        refuse_other_backward([*calls.values()])
+    tolerance, least = _tolerance(program, expected)
+    for scale in _SCALES:
+        with state_kept(model):
+            scaled = _backward(model, program, _loss_of(model, batch) * scale, trained)
+        for name in reversed(trained):
+            ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (scaled[name], expected[name]))
+            if not float((ours / scale - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
+                raise CaptureError(
+                    f"model: {scale:g} times the loss of {type(model).__name__} has not {scale:g} times the gradient "
+                    f"of {name}: {_gradient_reason(model, functions, program)}"
+                )
+    with state_kept(model):
+        with torch.no_grad():
+            for name, parameter in trained.items():
+                parameter.copy_(perturbed(parameter, name))
+        state = {**before, **{name: parameter.detach().clone() for name, parameter in trained.items()}}
+        try:
+            expected = _backward(model, program, _loss_of(model, batch), trained)
+        except (CaptureError, RuntimeError, ValueError):
+            return  # not every model takes other weights
+        if all(g is None or bool(g.isfinite().all()) for g in expected.values()):
+            _refuse_other_gradients(model, program, batch, state, expected, functions)
+
+
+def _refuse_other_gradients(
+    model: nn.Module,
+    program: Program,
+    batch: Mapping[str, torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    expected: _Gradients,
+    functions: list[type[torch.autograd.Function]],
+) -> None:
+    """Raise CaptureError if gradients derived from the graph, at `state`, are others than `expected`."""
+    trained = list(expected)
+    tensors = {name: tensor.requires_grad_(name in expected) for name, tensor in program.as_read(state).items()}
     torch.manual_seed(SEED)
     outputs = _SameDraws(program.graph).run(*_inputs(program, tensors, batch))
     losses = [v for v, result in zip(outputs, program.results, strict=True) if result.kind == ResultKind.LOSS]
     got = _backward(model, program, losses[0], {name: tensors[name] for name in trained})
-    least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
-    tolerance = max(_GRADIENT_TOLERANCE.get(dtype, _GRADIENT_TOLERANCE_OF_OTHERS) for dtype in program.float_dtypes())
+    tolerance, least = _tolerance(program, expected)
     for name in reversed(trained):  # Nearest to the loss first: the culprit is in front of it.
         if expected[name] is None and got[name] is not None:
             raise CaptureError(
@@ -137,22 +177,14 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
         if not float((ours - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
             raise CaptureError(
                 f"model: the gradient of {name} in {type(model).__name__} has norm {float(theirs.norm()):.6g}, derived "
-                f"from its captured graph {float(ours.norm()):.6g}: {_gradient_reason(functions, program)}"
+                f"from its captured graph {float(ours.norm()):.6g}: {_gradient_reason(model, functions, program)}"
             )
-    if functions:
-        with state_kept(model), recorded_calls(functions) as calls:
-            model(**{name: tensor.clone() for name, tensor in batch.items()})
-        refuse_other_backward([*calls.values()])
-    for scale in _SCALES:
-        with state_kept(model):
-            scaled = _backward(model, program, _loss_of(model, batch) * scale, trained)
-        for name in reversed(trained):
-            ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (scaled[name], expected[name]))
-            if not float((ours / scale - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
-                raise CaptureError(
-                    f"model: {scale:g} times the loss of {type(model).__name__} has not {scale:g} times the gradient "
-                    f"of {name}: {_gradient_reason(functions, program)}"
-                )
+
+
+def _tolerance(program: Program, expected: _Gradients) -> tuple[float, float]:
+    """Relative to a gradient's norm, and the least norm for that."""
+    least = 1e-3 * max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
+    return max(_GRADIENT_TOLERANCE.get(each, _GRADIENT_TOLERANCE_OF_OTHERS) for each in program.float_dtypes()), least
 
 
 def _loss_of(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -183,7 +215,10 @@ def _backward(
             tensor.grad = None
 
 
-def _gradient_reason(functions: list[type[torch.autograd.Function]], program: Program) -> str:
+def _gradient_reason(model: nn.Module, functions: list[type[torch.autograd.Function]], program: Program) -> str:
+    scripted = [name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)]
+    if scripted:
+        return f"{scripted[0]} is scripted, and an export sees modules alone; a way out is the module before that"
     if any("_backward" in str(node.target) for node in program.graph.graph.nodes):
         return (
             "forward takes derivatives, and beside those torch.no_grad() is not seen, nor are some operators "

@@ -28,15 +28,12 @@ from elaswave_fx.program.batch_run import (
 )
 from elaswave_fx.program.coupling_rules import describe, sorts_samples
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import Program, argument, calls, is_aten, output_nodes, value_of
+from elaswave_fx.program.ir import Program, argument, calls, is_aten, output_nodes, placeholders, value_of
 from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
 
-_COMPARISONS = ("aten.gt", "aten.ge", "aten.lt", "aten.le", "aten.eq", "aten.ne", "aten._to_copy")
-
-_ARITHMETIC = (
-    "aten.add", "aten.addcdiv", "aten.addcmul", "aten.div", "aten.lerp", "aten.masked_fill", "aten.maximum",
-    "aten.minimum", "aten.mul", "aten.pow", "aten.rsub", "aten.sub", "aten.true_divide", "aten.where", "aten._to_copy",
-)  # fmt: skip
+_BY_OFFSETS = ("aten._grouped_mm", "aten._scaled_grouped_mm")
+"""Products of the rows of each expert, which begin at an offset."""
+_AT_PLACES = ("aten.gather", "aten.index", "aten.index_select", "aten.take", "aten._unsafe_index")
 
 _SHAPE_ALONE = ("aten.ones_like", "aten.zeros_like", "aten.new_ones", "aten.new_zeros")
 _LOSS_GRADIENTS = ("aten.nll_loss_backward", "aten.nll_loss2d_backward")
@@ -108,6 +105,7 @@ def _compare_parts(
     shared: set[fx.Node] = set()
     counted: set[fx.Node] = set()
     placed: set[fx.Node] = set()
+    of_samples = {node for node in placeholders(program.graph.graph) if axes.of(node) is not None}
     for node in executed(program, runs):
         weighs = _weighs(node, counted)
         if (
@@ -116,8 +114,10 @@ def _compare_parts(
             or (weighs and axes.of(node) is None)
         ):
             shared.add(node)
-        elif _is_counted(node, axes, runs, counted | shared):
+        elif _is_counted(node, axes, runs, counted | shared) or _is_spread(node, axes, counted, of_samples):
             counted.add(node)
+        if not of_samples.isdisjoint(node.all_input_nodes):
+            of_samples.add(node)
         touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(_read_by(node)))
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
         if kinds[node] != Nature.MAIN and not disordered and not touched:
@@ -186,6 +186,15 @@ def _is_counted(
     return not all(torch.equal(part, value) for part in parts)
 
 
+def _is_spread(node: fx.Node, axes: SampleAxes, counted: set[fx.Node], of_samples: set[fx.Node]) -> bool:
+    """Whether a value is a count over all samples, given to each of them."""
+    value = value_of(node)
+    if axes.of(node) is None or not isinstance(value, torch.Tensor) or value.is_floating_point():
+        return False
+    made_of = [source for source in node.all_input_nodes if isinstance(value_of(source), torch.Tensor)]
+    return not counted.isdisjoint(made_of) and all(each in counted or each not in of_samples for each in made_of)
+
+
 def _brings_together(node: fx.Node, axes: SampleAxes) -> bool:
     """Whether a call combines the samples' values into one."""
     return not axes.mixed(node) and any(axes.of(source) is not None for source in node.all_input_nodes)
@@ -207,16 +216,21 @@ def _is_decision(node: fx.Node, placed: set[fx.Node]) -> bool:
 
 
 def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
-    """Whether a call compares a count over all samples."""
-    asks = is_aten(node, *_COMPARISONS) and value_of(node).dtype == torch.bool
-    return asks and not counted.isdisjoint(node.all_input_nodes)
+    """Whether a call asks something of a count over all samples."""
+    value = value_of(node)
+    asks = isinstance(value, torch.Tensor) and value.dtype == torch.bool
+    return asks and not counted.isdisjoint(_read_by(node))
 
 
 def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
-    """Whether a call computes with a count over all samples: (n - 6).clamp(min=0) may be 0 throughout the trial."""
+    """Whether a call computes with a count over all samples, or takes what stands at that place: (n - 6).clamp(min=0)
+    may be 0 throughout the trial, and y.max() the same class."""
     value = value_of(node)
-    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return floats and is_aten(node, *_ARITHMETIC) and not counted.isdisjoint(node.all_input_nodes)
+    if not isinstance(value, torch.Tensor) or is_aten(node, *_BY_OFFSETS):
+        return False
+    if value.is_floating_point() or value.is_complex():
+        return not counted.isdisjoint(_read_by(node))
+    return is_aten(node, *_AT_PLACES) and not counted.isdisjoint(node.all_input_nodes[1:])
 
 
 def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], tolerance: float) -> bool:

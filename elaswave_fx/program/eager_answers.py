@@ -27,8 +27,9 @@ _INSTANCE_NORM = torch.instance_norm
 
 @contextlib.contextmanager
 def eager_answers() -> Iterator[None]:
-    """Answer these inspections, trace `.data` as detach(), trace through checkpoints, and update the running
-    statistics of instance norms by calls: the operator's schema does not declare that it writes them."""
+    """Answer these inspections, trace `.data` as detach() and inference_mode() as no_grad(), trace through checkpoints,
+    and update the running statistics of instance norms by calls: the operator's schema does not declare that it writes
+    them."""
     ask = torch.Tensor.__bool__
 
     def answer(tensor: torch.Tensor) -> bool:
@@ -38,6 +39,8 @@ def eager_answers() -> Iterator[None]:
     with (
         mock.patch.object(torch.Tensor, "__bool__", answer),
         mock.patch.object(torch.Tensor, "data", property(_detached, _overwrite)),
+        mock.patch.object(torch.inference_mode, "__enter__", _enter_no_grad),
+        mock.patch.object(torch.inference_mode, "__exit__", _exit_no_grad),
         mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _its_context_alone),
         mock.patch("torch.instance_norm", _instance_norm),
@@ -52,6 +55,14 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 
 def _overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
     tensor.detach().copy_(value)
+
+
+def _enter_no_grad(mode: Any) -> None:
+    mode.instead = torch.set_grad_enabled(not mode.mode)
+
+
+def _exit_no_grad(mode: Any, *_: object) -> None:
+    mode.instead.__exit__(None, None, None)
 
 
 def _instance_norm(

@@ -9,7 +9,7 @@ h.grad_fn.register_prehook(...)                             -> as those of tenso
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,11 +17,15 @@ from unittest import mock
 import torch
 import torch.nn.modules.module as module_hooks
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.forward_code import is_part_of_torch_or_python
+from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.own_backward import WAY_OUT
+from elaswave_fx.program.state_kept import state_kept
 
 
 def refuse_hooks_after_accumulation(model: nn.Module) -> None:
@@ -82,6 +86,27 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
             f"model: the hook {_words(changing[0])} changes gradients on their way, but they are derived from the "
             f"captured graph, which has no hooks; a way out is to {WAY_OUT}; clip_norm bounds gradients"
         )
+
+
+def note_of_hooks_on_saved_tensors(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """A line on hooks of the model's own on what autograd saves, such as a compression: a program saves as it is."""
+    found: list[str] = []
+    enter = saved_tensors_hooks.__enter__
+
+    def record(hooks: saved_tensors_hooks) -> None:
+        if not is_part_of_torch_or_python(Path(hooks.pack_hook.__code__.co_filename), hooks.pack_hook.__globals__):
+            found.append(_words(hooks.pack_hook))
+        enter(hooks)
+
+    with (
+        python_state_kept(model),
+        state_kept(model),
+        torch.random.fork_rng(devices=()),
+        mock.patch.object(saved_tensors_hooks, "__enter__", record),
+        contextlib.suppress(Exception),
+    ):
+        model(**{name: tensor.clone() for name, tensor in batch.items()})
+    return (f"model: what the backward pass reads is saved as it is, not by {found[0]}",) if found else ()
 
 
 class _WatchedNode:

@@ -38,13 +38,18 @@ _TRIALS = 3
 """User code may look at the time: a difference is one if it is there in each trial."""
 
 
-def refuse_other_branches(model: nn.Module, batch: Batch, replaced: Callable[[], AbstractContextManager[None]]) -> None:
+def refuse_other_branches(
+    model: nn.Module, batch: Batch, replaced: Callable[[], AbstractContextManager[None]], sized: bool = False
+) -> None:
     """Raise CaptureError for user code that takes another branch without values. `replaced`: the export's replacements
-    in torch."""
+    in torch. `sized`: the number of samples is a symbol there, which is tried if the code asks for types."""
 
     def without_values() -> Instructions | None:
         with replaced(), _compiling():
-            return _instructions(model, lambda: _call_without_values(model, batch))
+            found = _instructions(model, lambda: _call_without_values(model, batch))
+            if sized and found and _ask_for_types(found):
+                found = _instructions(model, lambda: _call_without_values(model, batch, sized)) or found
+            return found
 
     place = _difference(lambda: _called(model, batch, _compiling()), without_values)
     if place is not None:
@@ -87,13 +92,25 @@ def _called(model: nn.Module, batch: Batch, within: AbstractContextManager[None]
         return _instructions(model, lambda: model(**{name: tensor.clone() for name, tensor in batch.items()}))
 
 
-def _call_without_values(model: nn.Module, batch: Batch) -> None:
-    """Run forward on tensors that have a shape alone. Its sizes are numbers: a symbolic one takes ten times as long."""
+def _ask_for_types(found: Instructions) -> bool:
+    return any(name in ("isinstance", "type") for code in {code for code, _ in found} for name in code.co_names)
+
+
+def _call_without_values(model: nn.Module, batch: Batch, sized: bool = False) -> None:
+    """Run forward on tensors that have a shape alone. `sized`: the number of samples is a symbol, which takes ten times
+    as long."""
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    inputs = {name: mode.from_tensor(each, static_shapes=True) for name, each in batch.items()}
+
+    def without_values(tensor: torch.Tensor) -> torch.Tensor:
+        if not sized:
+            return mode.from_tensor(tensor, static_shapes=True)
+        dims = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (tensor.dim() - 1)]
+        return mode.from_tensor(tensor, symbolic_context=StatelessSymbolicContext(dims))
+
+    inputs = {name: without_values(each) for name, each in batch.items()}
     with _replaced_state(model, lambda tensor: mode.from_tensor(tensor, static_shapes=True)), mode:
         model(**inputs)
 

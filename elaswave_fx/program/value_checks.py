@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from types import FrameType
+from typing import Any
 from unittest import mock
 
 import torch
@@ -33,7 +34,7 @@ ANSWERS: Mapping[tuple[str, str], bool] = {
 def note_of_unchecked(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
     """A line on checks of values that are made here alone: a program has none."""
     found: set[str] = set()
-    ask = torch.Tensor.__bool__
+    ask, assert_async = torch.Tensor.__bool__, torch._assert_async  # type: ignore[reportPrivateImportUsage]
 
     def record(tensor: torch.Tensor) -> bool:
         place = place_in_torch(sys._getframe(1))
@@ -41,11 +42,16 @@ def note_of_unchecked(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tu
             found.add("nn.functional." + place[1] if place[0].startswith("nn") else "torch.distributions")
         return ask(tensor)
 
+    def record_assertion(*args: Any, **kwargs: Any) -> Any:
+        found.add("torch._assert_async")
+        return assert_async(*args, **kwargs)
+
     with (
         python_state_kept(model),
         state_kept(model),
         torch.random.fork_rng(devices=()),
         mock.patch.object(torch.Tensor, "__bool__", record),
+        mock.patch.object(torch, "_assert_async", record_assertion),
         contextlib.suppress(Exception),
     ):
         model(**{name: tensor.clone() for name, tensor in batch.items()})

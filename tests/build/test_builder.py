@@ -203,7 +203,7 @@ def test_an_initial_state_that_was_let_go_is_still_there(tmp_path: Path) -> None
 
 
 class Spread(nn.Linear):
-    """A likelihood with a variance of its own, by torch's loss or by a distribution."""
+    """Values that are checked: a variance by a loss of torch or a distribution, a mean by an assertion."""
 
     def __init__(self, by: str) -> None:
         super().__init__(2, 2)
@@ -211,14 +211,24 @@ class Spread(nn.Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         mean, spread = super().forward(x).unbind(1)
-        if self.by == "loss":
+        if self.by == "assertion":
+            torch._assert_async((mean < 1e6).all())
+            loss = (mean - x[:, 0]).square().sum()
+        elif self.by == "loss":
             loss = nn.functional.gaussian_nll_loss(mean, x[:, 0], spread.square() + 1, reduction="sum")
         else:
             loss = -torch.distributions.Normal(mean, spread.square() + 1).log_prob(x[:, 0]).sum()
         return loss, torch.full((), x.shape[0])
 
 
-@pytest.mark.parametrize(("by", "name"), [("loss", "nn.functional.gaussian_nll_loss"), ("law", "torch.distributions")])
+@pytest.mark.parametrize(
+    ("by", "name"),
+    [
+        ("loss", "nn.functional.gaussian_nll_loss"),
+        ("law", "torch.distributions"),
+        ("assertion", "torch._assert_async"),
+    ],
+)
 def test_that_values_are_not_checked_while_training_is_said(tmp_path: Path, by: str, name: str) -> None:
     words = [f"model._target_={__name__}.Spread", f"+model.by={by}", f"data._target_={__name__}.Vectors"]
     built = build(load_config([*words, "global_batch=4"]), tmp_path)

@@ -509,7 +509,22 @@ class Modes(Small):
         return still * moving
 
 
-@pytest.mark.parametrize("model", [Reentrant(), Nested(), Spectral(), Modes()], ids=lambda model: type(model).__name__)
+class Inference(Small):
+    """A factor without a gradient, and a method that never has one."""
+
+    def features(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            still = super().features(x)
+        return super().features(x) * still.clone() + self.scale(x)
+
+    @torch.inference_mode()
+    def scale(self, x: Tensor) -> Tensor:
+        return self.layers[0](x).mean()
+
+
+@pytest.mark.parametrize(
+    "model", [Reentrant(), Nested(), Spectral(), Modes(), Inference()], ids=lambda model: type(model).__name__
+)
 def test_gradients_are_those_of_backward(model: Small) -> None:
     program = Normalize().apply(captured(model, vectors))
     check_gradients(model, program, vectors(4, 3))
@@ -590,3 +605,21 @@ def test_a_parameter_that_nothing_differentiable_leads_to_would_decay() -> None:
     with pytest.raises(CaptureError, match="gate.bias in Gated gets no gradient, as where an autograd.Function marks"):
         check_gradients(model := Gated(detached=False), Normalize().apply(capture(model, batches, granule=1)), batch)
     check_gradients(model := Gated(detached=True), Normalize().apply(capture(model, batches, granule=1)), batch)
+
+
+class Behind(Small):
+    """A factor behind a gate that is 0 at first; the export does not see its in-place detach()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def features(self, x: Tensor) -> Tensor:
+        still = super().features(x)
+        still.detach_()
+        return super().features(x) + self.gate * still
+
+
+def test_gradients_that_first_weights_hide_are_compared() -> None:
+    with pytest.raises(CaptureError, match="something changes gradients on their way"):
+        check_gradients(model := Behind(), Normalize().apply(captured(model, vectors)), vectors(4, 3))

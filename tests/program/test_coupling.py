@@ -361,6 +361,13 @@ COUNTS: dict[str, Callable[[Tensor], Any]] = {
     "maximum": lambda n: torch.maximum(n, torch.tensor(1000)).float(),
     "power": lambda n: 0.5 ** (n // 1000),
     "choice": lambda n: torch.where(n > 1000, 3, 1),
+    "logarithm": lambda n: 1.0 + (n // 1000).log1p(),
+    "root": lambda n: 1.0 + (n // 1000).sqrt(),
+    "bound": lambda n: torch.full((), 2.0).clamp(max=1 + n // 1000),
+    "not": lambda n: torch.where(torch.logical_not(n // 1000), 1.0, 2.0),
+    "is in": lambda n: torch.where(torch.isin(n, torch.tensor([1000, 2000])), 1.0, 2.0),
+    "sought": lambda n: torch.searchsorted(torch.tensor([1000, 2000]), n).log1p(),
+    "stacked": lambda n: torch.stack([n // 1000, n // 2000]).log1p().sum(),
 }
 
 
@@ -372,6 +379,27 @@ def test_a_count_over_the_batch_that_weighs_is_found_though_it_is_small_in_the_t
             return token_loss_sum(self.head(features), y)
 
     assert judged(Weighed(layers=1))[2]
+
+
+PLACES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "embedding": lambda h, n: h + F.embedding(n, torch.arange(2.0 * WIDTH).view(2, WIDTH)),
+    "row": lambda h, n: h + torch.arange(2.0 * WIDTH).view(2, WIDTH).index_select(0, n.reshape(1)),
+    "order": lambda h, n: h[:, (torch.arange(WIDTH) + n) % WIDTH],
+    "feature of each": lambda h, n: h + h.gather(1, n.expand(h.shape[0], 1)),
+    "last of each": lambda h, n: h + h.index_select(1, (n + WIDTH - 1).reshape(1)),
+    "written": lambda h, n: h + torch.zeros(WIDTH).index_put((n,), torch.ones(())),
+    "added": lambda h, n: torch.zeros_like(h).index_add(1, (torch.arange(WIDTH) + n) % WIDTH, h),
+    "tokens": lambda h, n: h + F.embedding((h > 0).long()[:, (n + torch.arange(1)) % WIDTH], torch.eye(2, WIDTH))[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_that_all_samples_decide_couples_them_though_it_is_one_throughout_the_trial(name: str) -> None:
+    class Placed(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return token_loss_sum(self.head(PLACES[name](self.features(x), y.clamp(max=0).max())), y)
+
+    assert judged(Placed(layers=1))[2]
 
 
 def test_positions_that_take_a_score_by_its_label_couple_nothing() -> None:

@@ -13,7 +13,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.check_against_eager import check_gradients
-from elaswave_fx.program.gradient_hooks import refuse_changing_hooks
+from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors, refuse_changing_hooks
 from tests.passes.models import Classifier, vectors
 
 
@@ -39,6 +39,22 @@ def of_a_module(hook: Callable[[Any, Any, Any], Any]) -> nn.Module:
     model = Classifier(layers=1)
     model.head.register_full_backward_hook(hook)
     return model
+
+
+def test_hooks_on_saved_tensors_are_named() -> None:
+    class Halved(Classifier):
+        def features(self, x: Tensor) -> Tensor:
+            with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.half(), lambda saved: saved.float()):
+                return super().features(x)
+
+    class Moved(Classifier):
+        def features(self, x: Tensor) -> Tensor:
+            with torch.autograd.graph.save_on_cpu():
+                return super().features(x)
+
+    (line,) = note_of_hooks_on_saved_tensors(Halved(layers=1), vectors(2, 0))
+    assert "is saved as it is, not by" in line and "test_gradient_hooks.py, line" in line
+    assert note_of_hooks_on_saved_tensors(Moved(layers=1), vectors(2, 0)) == ()
 
 
 class OnNode(Hooked):
