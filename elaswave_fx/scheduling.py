@@ -51,7 +51,7 @@ def collect_rarely() -> None:
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """Collect no garbage within, which takes time, and may run arbitrary code at any moment."""
+    """Disable garbage collection inside the block: it takes time, and may run arbitrary code (finalizers)."""
     collects = gc.isenabled()
     gc.disable()
     try:

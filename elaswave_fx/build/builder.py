@@ -53,7 +53,7 @@ class Built:
     origin: str
     """Origin of the program, in words."""
     notes: tuple[str, ...] = ()
-    """Faults of the cache, and what is trained or kept otherwise than the model suggests."""
+    """Faults of the cache, and what is trained or kept otherwise than the model suggests; more are the artifact's."""
     coverage: str = ""
     """Contents of the program's key."""
     state_dict: Mapping[str, str] = field(default_factory=dict)

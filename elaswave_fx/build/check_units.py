@@ -39,15 +39,16 @@ def check_units(program: Program, artifact: Artifact, batch: Tensors) -> None:
                 f"model: the {kind.value} of the compiled units is {float(ours):.6g}, and that of their graphs "
                 f"{sums[kind]:.6g}: {_reason(program, artifact)}"
             )
-    least = 1e-3 * max((float(each.norm()) for each in gradients.values()), default=0.0)
+    largest = max((float(each.norm()) for each in gradients.values()), default=0.0)
     noise: Tensors | None = None
     for name, expected in gradients.items():
         found = step.gradients.get(name, torch.zeros_like(expected))
         off = float((found.double() - expected.double()).norm())
-        if not off <= _GRADIENT_TOLERANCE[rounded] * max(float(expected.norm()), least):
-            noise = noise or _noise(program, state, batch, keys, gradients) if rounded else {}
-            if name in noise and off <= _TIMES_NOISE * float(noise[name].norm()):
-                continue
+        if not off <= _GRADIENT_TOLERANCE[rounded] * max(float(expected.norm()), 1e-3 * largest):
+            if rounded and off <= _GRADIENT_TOLERANCE[rounded] * largest:
+                noise = noise or _noise(program, state, batch, keys, gradients)
+                if off <= _TIMES_NOISE * float(noise[name].norm()):
+                    continue
             raise CaptureError(
                 f"model: the gradient of {name} has norm {float(found.norm()):.6g} by the compiled units, and "
                 f"{float(expected.norm()):.6g} by their graphs: {_reason(program, artifact)}"
@@ -57,18 +58,17 @@ def check_units(program: Program, artifact: Artifact, batch: Tensors) -> None:
 def _noise(
     program: Program, state: Tensors, batch: Tensors, keys: torch.Tensor, gradients: Tensors
 ) -> dict[str, torch.Tensor]:
-    """The change of the graphs' gradients by another rounding of the state. That of a bias in front of a normalization
-    is as large as the gradient, which is 0."""
+    """The change of the graphs' gradients by another rounding of the parameters. The exact gradient of a bias in front
+    of a normalization is 0, so what is computed is all noise."""
     draws = torch.Generator().manual_seed(0)
-    ulp = torch.finfo(torch.bfloat16).eps
-    other = {
-        name: each * (1 + ulp * (torch.rand(each.shape, generator=draws) - 0.5).to(each.dtype))
-        if each.is_floating_point()
-        else each
-        for name, each in state.items()
-    }
+    step = max(torch.finfo(dtype).eps for dtype in program.float_dtypes())
+    other = dict(state)
+    for name, spec in program.params.items():
+        if spec.trainable:
+            factor = 1 + step * (torch.rand(spec.shape, generator=draws) - 0.5)
+            other[name] = (state[name].float() * factor).to(state[name].dtype)
     _, changed = _of_graphs(program, other, batch, keys)
-    return {name: changed[name].double() - each.double() for name, each in gradients.items() if name in changed}
+    return {name: changed.get(name, torch.zeros(())).double() - each.double() for name, each in gradients.items()}
 
 
 def _of_graphs(

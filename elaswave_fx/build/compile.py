@@ -52,7 +52,8 @@ Batch = dict[str, torch.Tensor]
 def compile_model(
     config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
 ) -> tuple[Artifact, State]:
-    """Capture, check, run every pass, lower. Return the artifact and the constants it reads.
+    """Capture, check, run every pass, lower. Return the artifact, with notes from trial runs, and the constants it
+    reads.
 
     Raises ConfigError for invalid passes before anything is captured.
     """

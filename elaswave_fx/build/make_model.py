@@ -17,8 +17,8 @@ from elaswave_fx.config.keys import Config
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.errors import CaptureError, ConfigError
 from elaswave_fx.models.build import build_model
-from elaswave_fx.models.hf import HFAdapter
 from elaswave_fx.models.hf_config import task_of
+from elaswave_fx.models.weights import unused_tensors
 from elaswave_fx.program.dense import refuse_not_dense
 from elaswave_fx.program.shared_storage import refuse_shared_storage
 
@@ -93,10 +93,10 @@ def notes_of(config: Config, model: nn.Module) -> tuple[str, ...]:
     if config.model.kind == "hf" and config.model.task is None:
         task = task_of(config.model, config.init_from)
         notes += (f"model: {config.model.name or 'the one of init_from'} is trained as {task} (model.task)",)
-    if isinstance(model, HFAdapter) and model.left_out:
-        names, more = ", ".join(model.left_out[:2]), len(model.left_out) - 2
-        more_words = f" and {more} more" if more > 0 else ""
-        notes += (f"init_from: {names}{more_words} are of parts that this model has not, and are left out",)
+    unused = unused_tensors(model)
+    if unused:
+        names = ", ".join(unused[:2]) + (f" and {len(unused) - 2} more" if len(unused) > 2 else "")
+        notes += (f"init_from: {names} are ignored: the model has no such module",)
     return notes
 
 

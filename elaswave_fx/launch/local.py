@@ -83,9 +83,14 @@ def _say_all(lines: list[str]) -> None:
 
 
 def _launch(spec: JobSpec, listener: socket.socket) -> int:
+    was_frozen = gc.get_freeze_count() > 0
     # `stop` lasts until the summary: repeated signals must not end a run that is being saved.
     with Stop() as stop, RunLog(spec.log_level) as log:
-        return _run(spec, listener, log, stop)
+        try:
+            return _run(spec, listener, log, stop)
+        finally:
+            if not was_frozen:
+                gc.unfreeze()  # a sweep runs several jobs in this process
 
 
 def _run(spec: JobSpec, listener: socket.socket, log: RunLog, stop: Stop) -> int:
@@ -129,7 +134,8 @@ def _preload(modules: tuple[str, ...]) -> None:
     with collection_paused():
         for module in modules:
             importlib.import_module(module)
-        gc.freeze()  # a collection of all that was imported takes 0.3 s
+        if gc.get_freeze_count() == 0:
+            gc.freeze()  # a collection of all that was imported takes 0.3 s
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 

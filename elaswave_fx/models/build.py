@@ -78,7 +78,7 @@ def _build_hf(model: ModelConfig, sizes: DataSizes, init_from: str | Path | None
     if model.mask_token is not None and not isinstance(built, MaskedLM):
         raise ConfigError(f"model.mask_token={model.mask_token}: is a key of model.task=masked_lm, which this is not")
     if init_from is not None:
-        built.left_out = load_hf_weights(built, init_from)
+        load_hf_weights(built, init_from)
     return built
 
 

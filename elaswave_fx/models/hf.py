@@ -27,13 +27,11 @@ MASKED_SHARE = 0.15
 
 
 class HFAdapter(nn.Module):
-    """Base of the adapters; `model` is the architecture, whose `config` is complete. `left_out`: tensors of
-    `init_from`'s folder for which it has no part."""
+    """Base of the adapters; `model` is the architecture, whose `config` is complete."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.left_out: tuple[str, ...] = ()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The state dict of the architecture, under its own names."""

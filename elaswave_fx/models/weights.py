@@ -12,6 +12,7 @@ Anything else is refused, with names:
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -22,9 +23,17 @@ from elaswave_fx.models.hf import HFAdapter
 _NAMES_SHOWN = 4
 
 
-def load_hf_weights(module: nn.Module, folder: str | Path) -> tuple[str, ...]:
-    """Overwrite parameters and buffers of `module`, an `HFAdapter`, in place; ties stay ties. Return the folder's
-    tensors of parts that the model has not.
+_unused: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
+"""Not an attribute of the model, on which its program depends."""
+
+
+def unused_tensors(module: nn.Module) -> tuple[str, ...]:
+    """Tensors of the folder whose weights the model has, for which it has no part."""
+    return _unused.get(module, ())
+
+
+def load_hf_weights(module: nn.Module, folder: str | Path) -> None:
+    """Overwrite parameters and buffers of `module`, an `HFAdapter`, in place; ties stay ties.
 
     Raises `ConfigError` if the folder has no safetensors or does not fit. `module` is unchanged then.
     """
@@ -58,17 +67,18 @@ def load_hf_weights(module: nn.Module, folder: str | Path) -> tuple[str, ...]:
             "nearest valid: model.config.tie_word_embeddings=false"
         )
     _copy(loaded, module.model)
-    return tuple(other_parts)
+    _unused[module] = tuple(other_parts)
 
 
 def _is_of_other_part(name: str, model: nn.Module) -> bool:
-    """Whether a tensor is of a named module that the model has not, such as another head. A missing layer is numbered;
-    a missing tensor, such as a bias, is of a module that is there."""
-    module = model
-    for part in name.split(".")[:-1]:
-        if part not in module._modules:
-            return not part.isdigit()
-        module = module.get_submodule(part)
+    """Whether a tensor is of a named module that the model has not, such as another head, and not of a numbered layer
+    or a part of one. A missing tensor, such as a bias, is of a module that is there."""
+    module, parts = model, name.split(".")
+    for at, part in enumerate(parts[:-1]):
+        child = module._modules.get(part)
+        if child is None:
+            return not any(each.isdigit() for each in parts[: at + 1])
+        module = child
     return False
 
 

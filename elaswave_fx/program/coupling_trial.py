@@ -31,11 +31,18 @@ from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import Program, argument, calls, is_aten, output_nodes, placeholders, value_of
 from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
 
-_BY_OFFSETS = ("aten._grouped_mm", "aten._scaled_grouped_mm")
-"""Products of the rows of each expert, which begin at an offset."""
-_AT_PLACES = ("aten.gather", "aten.index", "aten.index_select", "aten.take", "aten._unsafe_index")
+_GROUPED = "grouped_mm"
+"""Part of the names of products of each expert's rows, which begin at an offset: torch's and transformers'."""
+_INDEXED = ("aten.gather", "aten.index", "aten.index_select", "aten.take", "aten._unsafe_index")
+_INTEGER_ARITHMETIC = (
+    "aten.add", "aten.clamp", "aten.div", "aten.floor_divide", "aten.maximum", "aten.minimum", "aten.mul",
+    "aten.remainder", "aten.rsub", "aten.sub", "aten.where",
+)  # fmt: skip
 
-_SHAPE_ALONE = ("aten.ones_like", "aten.zeros_like", "aten.new_ones", "aten.new_zeros")
+_SHAPE_ALONE = (
+    "aten.empty_like", "aten.full_like", "aten.new_empty", "aten.new_full", "aten.new_ones", "aten.new_zeros",
+    "aten.ones_like", "aten.rand_like", "aten.randn_like", "aten.zeros_like",
+)  # fmt: skip
 _LOSS_GRADIENTS = ("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 _MEAN = 1
 """Of PyTorch's numbers of reductions."""
@@ -116,7 +123,7 @@ def _compare_parts(
             shared.add(node)
         elif _is_counted(node, axes, runs, counted | shared) or _is_spread(node, axes, counted, of_samples):
             counted.add(node)
-        if not of_samples.isdisjoint(node.all_input_nodes):
+        if any(source in of_samples and isinstance(value_of(source), torch.Tensor) for source in _read_by(node)):
             of_samples.add(node)
         touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(_read_by(node)))
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
@@ -172,7 +179,7 @@ def _is_counted(
     node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], common: set[fx.Node]
 ) -> bool:
     """Whether a value is a count over all samples, or is made of values `common` to all. Offsets by counts, such as an
-    expert's first row, couple nothing; a decision or a factor by a count does (`_decides`, `_weighs`)."""
+    expert's first row, couple nothing; a decision, a factor or an index by a count does (`_decides`, `_weighs`)."""
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
@@ -187,12 +194,14 @@ def _is_counted(
 
 
 def _is_spread(node: fx.Node, axes: SampleAxes, counted: set[fx.Node], of_samples: set[fx.Node]) -> bool:
-    """Whether a value is a count over all samples, given to each of them."""
+    """Whether a value is a count over all samples given to each of them, or is computed from it and the sample."""
     value = value_of(node)
     if axes.of(node) is None or not isinstance(value, torch.Tensor) or value.is_floating_point():
         return False
-    made_of = [source for source in node.all_input_nodes if isinstance(value_of(source), torch.Tensor)]
-    return not counted.isdisjoint(made_of) and all(each in counted or each not in of_samples for each in made_of)
+    made_of = [source for source in _read_by(node) if isinstance(value_of(source), torch.Tensor)]
+    if counted.isdisjoint(made_of):
+        return False
+    return is_aten(node, *_INTEGER_ARITHMETIC) or all(each in counted or each not in of_samples for each in made_of)
 
 
 def _brings_together(node: fx.Node, axes: SampleAxes) -> bool:
@@ -223,14 +232,14 @@ def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
 
 
 def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
-    """Whether a call computes with a count over all samples, or takes what stands at that place: (n - 6).clamp(min=0)
-    may be 0 throughout the trial, and y.max() the same class."""
+    """Whether a call computes with a count over all samples, or indexes with it: (n - 6).clamp(min=0) may be 0
+    throughout the trial, and y.max() the same class in every trial batch."""
     value = value_of(node)
-    if not isinstance(value, torch.Tensor) or is_aten(node, *_BY_OFFSETS):
+    if not isinstance(value, torch.Tensor) or _GROUPED in str(node.target):
         return False
     if value.is_floating_point() or value.is_complex():
         return not counted.isdisjoint(_read_by(node))
-    return is_aten(node, *_AT_PLACES) and not counted.isdisjoint(node.all_input_nodes[1:])
+    return is_aten(node, *_INDEXED) and not counted.isdisjoint(node.all_input_nodes[1:])
 
 
 def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], tolerance: float) -> bool:

@@ -94,7 +94,8 @@ def note_of_hooks_on_saved_tensors(model: nn.Module, batch: Mapping[str, torch.T
     enter = saved_tensors_hooks.__enter__
 
     def record(hooks: saved_tensors_hooks) -> None:
-        if not is_part_of_torch_or_python(Path(hooks.pack_hook.__code__.co_filename), hooks.pack_hook.__globals__):
+        code = getattr(hooks.pack_hook, "__code__", None)
+        if code is None or not is_part_of_torch_or_python(Path(code.co_filename), hooks.pack_hook.__globals__):
             found.append(_words(hooks.pack_hook))
         enter(hooks)
 
@@ -106,7 +107,7 @@ def note_of_hooks_on_saved_tensors(model: nn.Module, batch: Mapping[str, torch.T
         contextlib.suppress(Exception),
     ):
         model(**{name: tensor.clone() for name, tensor in batch.items()})
-    return (f"model: what the backward pass reads is saved as it is, not by {found[0]}",) if found else ()
+    return (f"model: saved_tensors_hooks {found[0]} is not applied: saved tensors stay unchanged",) if found else ()
 
 
 class _WatchedNode:

@@ -55,7 +55,7 @@ def refuse_other_branches(
     if place is not None:
         raise CaptureError(
             f"model: forward goes another way in an export than in a call: {place}; a way out is code that asks for "
-            "no types of tensors, and catches no errors of questions about their values"
+            "no types of tensors or sizes, and catches no errors of questions about their values"
         )
 
 
@@ -93,7 +93,8 @@ def _called(model: nn.Module, batch: Batch, within: AbstractContextManager[None]
 
 
 def _ask_for_types(found: Instructions) -> bool:
-    return any(name in ("isinstance", "type") for code in {code for code, _ in found} for name in code.co_names)
+    names = {name for code in {code for code, _ in found} for name in code.co_names}
+    return not names.isdisjoint(("isinstance", "issubclass", "type", "hasattr", "__class__"))
 
 
 def _call_without_values(model: nn.Module, batch: Batch, sized: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -76,6 +77,8 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
         import torch
 
         from elaswave_fx.worker.join import Unreachable, run_joined
+
+        gc.freeze()
 
     torch.set_num_threads(1)
     log = Path(facts.run_dir) / "logs" / f"rank-{welcome.number}.log"

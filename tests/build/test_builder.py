@@ -230,6 +230,7 @@ class Spread(nn.Linear):
     ],
 )
 def test_that_values_are_not_checked_while_training_is_said(tmp_path: Path, by: str, name: str) -> None:
+    torch.distributions.Distribution.set_default_validate_args(True)  # torch's compiler turns that off in its process
     words = [f"model._target_={__name__}.Spread", f"+model.by={by}", f"data._target_={__name__}.Vectors"]
     built = build(load_config([*words, "global_batch=4"]), tmp_path)
     assert f"model: values are checked by {name} at the start, and not while it trains" in built.artifact.notes

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
@@ -18,6 +18,7 @@ from elaswave_fx.models.hf_causal import check_causal
 from elaswave_fx.models.hf_config import refuse_other_classes, resolve, task_of
 from elaswave_fx.models.hf_loss import check_own_loss
 from elaswave_fx.models.sizes import DataSizes
+from elaswave_fx.models.weights import unused_tensors
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2}
@@ -362,11 +363,20 @@ def test_a_folder_may_have_heads_of_other_tasks(tmp_path):
     torch.manual_seed(1)
     transformers.BertForPreTraining(transformers.BertConfig(vocab_size=VOCAB + 1, **SMALL)).save_pretrained(tmp_path)
     built = build("bert", {}, task="masked_lm", init_from=tmp_path, mask_token=VOCAB)
-    assert {"cls.seq_relationship.weight", "cls.seq_relationship.bias"} <= {*built.left_out}
+    assert {"cls.seq_relationship.weight", "cls.seq_relationship.bias"} <= {*unused_tensors(built)}
     (note,) = notes_of(load_config(["model=hf", "model.task=masked_lm", f"init_from={tmp_path}"]), built)
-    assert "and are left out" in note
+    assert "are ignored: the model has no such module" in note
     state = load_file(tmp_path / "model.safetensors")
     assert torch.equal(built.model.cls.predictions.bias, state["cls.predictions.bias"])
+
+
+def test_a_folder_with_more_in_its_layers_is_refused(tmp_path):
+    build("llama", LLAMA, seed=1).model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    more = {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}
+    save_file({**state, **more}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"the model has no model\.layers\.0\.self_attn\.q_norm\.weight"):
+        build("llama", {}, init_from=tmp_path)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):

@@ -387,6 +387,8 @@ PLACES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "order": lambda h, n: h[:, (torch.arange(WIDTH) + n) % WIDTH],
     "feature of each": lambda h, n: h + h.gather(1, n.expand(h.shape[0], 1)),
     "last of each": lambda h, n: h + h.index_select(1, (n + WIDTH - 1).reshape(1)),
+    "of zeros": lambda h, n: h + h.gather(1, torch.zeros(h.shape[0], 1, dtype=torch.long) + n),
+    "by the sample too": lambda h, n: h + h.gather(1, torch.minimum((h[:, :1] > 0).long(), n + 9)),
     "written": lambda h, n: h + torch.zeros(WIDTH).index_put((n,), torch.ones(())),
     "added": lambda h, n: torch.zeros_like(h).index_add(1, (torch.arange(WIDTH) + n) % WIDTH, h),
     "tokens": lambda h, n: h + F.embedding((h > 0).long()[:, (n + torch.arange(1)) % WIDTH], torch.eye(2, WIDTH))[:, 0],
@@ -400,6 +402,15 @@ def test_a_place_that_all_samples_decide_couples_them_though_it_is_one_throughou
             return token_loss_sum(self.head(PLACES[name](self.features(x), y.clamp(max=0).max())), y)
 
     assert judged(Placed(layers=1))[2]
+
+
+def test_the_shape_of_a_count_couples_nothing() -> None:
+    class Shaped(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            two = torch.full_like(y.max(), 2.0, dtype=torch.float32) * y.max().new_full((), 2.0, dtype=torch.float32)
+            return token_loss_sum(self.head(self.features(x) * two), y)
+
+    assert judged(Shaped(layers=1)) == ((), (), ())
 
 
 def test_positions_that_take_a_score_by_its_label_couple_nothing() -> None:
