@@ -36,7 +36,7 @@ from elaswave_fx.passes.pipeline import is_users, run_passes
 from elaswave_fx.program.artifact import Artifact, Seconds
 from elaswave_fx.program.autocast import run_under_autocast
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
-from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import ParamSpec

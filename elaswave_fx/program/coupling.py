@@ -13,6 +13,7 @@ ones. A program with coupled operators runs granule by granule.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from elaswave_fx.program.additivity import additivity, doubled, refuse_mean
@@ -20,6 +21,7 @@ from elaswave_fx.program.batch_run import Batch, State
 from elaswave_fx.program.coupling_rules import coupled_by_rule
 from elaswave_fx.program.coupling_trial import Couplings, coupled_by_trial
 from elaswave_fx.program.ir import Program
+from elaswave_fx.program.later_buffers import later_state
 from elaswave_fx.program.samples import locate_samples
 from elaswave_fx.program.totals import bent_totals
 
@@ -28,7 +30,7 @@ def find_couplings(program: Program, state: State, batch: Batch, more: Batch | N
     """The couplings between samples of a program.
 
     Args:
-        state: parameters and buffers by name.
+        state: parameters and buffers by name; what counters in buffers bring in later is tried too.
         batch: at least two granules.
         more: other granules, whose sums and gradients are compared with those of `batch`: a mean over labels, or over
             a router's choice, is a sum where all parts have equally many.
@@ -36,6 +38,24 @@ def find_couplings(program: Program, state: State, batch: Batch, more: Batch | N
     Raises:
         CaptureError: the loss is a mean, not a sum: a model returns (loss sum, count).
     """
+    found = _couplings_at(program, state, batch, more)
+    later = None if found.reasons else later_state(program, state)
+    if later is None or not _runs(program, later, batch):
+        return found
+    then = _couplings_at(program, later, batch, more)
+    return Couplings(then.reasons, found.shuffled | then.shuffled)
+
+
+def _runs(program: Program, state: State, batch: Batch) -> bool:
+    """Whether the program runs there: a table may end before a later step."""
+    try:
+        sums = doubled(program, state, batch)
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    return all(math.isfinite(each) for pair in sums.values() for each in pair)
+
+
+def _couplings_at(program: Program, state: State, batch: Batch, more: Batch | None) -> Couplings:
     by_rule = coupled_by_rule(program)
     found = Couplings(by_rule) if by_rule else coupled_by_trial(program, state, batch)
     if locate_samples(program).symbol is None:

@@ -28,7 +28,7 @@ from elaswave_fx.program.batch_run import (
 )
 from elaswave_fx.program.coupling_rules import describe, sorts_samples
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import Program, argument, calls, is_aten, output_nodes, placeholders, value_of
+from elaswave_fx.program.ir import Program, argument, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
 from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
 
 _GROUPED = "grouped_mm"
@@ -116,12 +116,12 @@ def _compare_parts(
     for node in executed(program, runs):
         weighs = _weighs(node, counted)
         if (
-            _is_shared(node, axes, runs, shared, tolerance)
+            _is_shared(node, axes, runs, shared, of_samples, tolerance)
             or _decides(node, counted)
             or (weighs and axes.of(node) is None)
         ):
             shared.add(node)
-        elif _is_counted(node, axes, runs, counted | shared) or _is_spread(node, axes, counted, of_samples):
+        elif _is_counted(node, axes, runs, counted | shared, of_samples) or _is_spread(node, axes, counted, of_samples):
             counted.add(node)
         if any(source in of_samples and isinstance(value_of(source), torch.Tensor) for source in _read_by(node)):
             of_samples.add(node)
@@ -148,6 +148,8 @@ def _compare_parts(
 def _read_by(node: fx.Node) -> Iterator[fx.Node]:
     """The inputs whose values a call computes with: not that whose shape alone it takes, and no total weight of targets
     for a loss that is a sum."""
+    if is_getitem(node):
+        return _read_by(node.args[0])  # type: ignore[arg-type]
     if is_aten(node, *_SHAPE_ALONE):
         return iter(())
     is_sum = is_aten(node, *_LOSS_GRADIENTS) and argument(node, "reduction") != _MEAN
@@ -156,10 +158,16 @@ def _read_by(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_shared(
-    node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], shared: set[fx.Node], tolerance: float
+    node: fx.Node,
+    axes: SampleAxes,
+    runs: tuple[BatchRun, BatchRun, BatchRun],
+    shared: set[fx.Node],
+    of_samples: set[fx.Node],
+    tolerance: float,
 ) -> bool:
-    """Whether a value is common to all samples and differs for other samples, such as a norm over the batch, or is made
-    of such values, such as a threshold of it. Its effect on other samples may exceed that in the trial.
+    """Whether a value is common to all samples and made of theirs, such as a norm over the batch, or of such values, as
+    is a threshold of it. Its effect on other samples may exceed that in the trial, and it may be 0 there: a sum over
+    samples of a rare class.
 
     Integers pass, see `_is_counted`.
     """
@@ -168,15 +176,20 @@ def _is_shared(
         return False
     if not shared.isdisjoint(_read_by(node)):
         return value.is_floating_point() or value.dtype == torch.bool
-    if value.dtype == torch.bool:
-        return _brings_together(node, axes)  # the results of any() and all() seldom differ
+    is_float = value.is_floating_point() or value.is_complex()
+    if (is_float or value.dtype == torch.bool) and _brings_together(node, axes, of_samples):
+        return True
     parts = [run.known[node] for run in runs[1:]]
     differs = any(part.shape != value.shape or not is_close(part, value, tolerance) for part in parts)
-    return value.is_floating_point() and differs
+    return is_float and differs
 
 
 def _is_counted(
-    node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], common: set[fx.Node]
+    node: fx.Node,
+    axes: SampleAxes,
+    runs: tuple[BatchRun, BatchRun, BatchRun],
+    common: set[fx.Node],
+    of_samples: set[fx.Node],
 ) -> bool:
     """Whether a value is a count over all samples, or is made of values `common` to all. Offsets by counts, such as an
     expert's first row, couple nothing; a decision, a factor or an index by a count does (`_decides`, `_weighs`)."""
@@ -188,7 +201,7 @@ def _is_counted(
     parts = [run.known[node] for run in runs[1:]]
     if any(part.shape != value.shape for part in parts):
         return False  # rows of the samples in another order
-    if _brings_together(node, axes) or not common.isdisjoint(node.all_input_nodes):
+    if _brings_together(node, axes, of_samples) or not common.isdisjoint(node.all_input_nodes):
         return True
     return not all(torch.equal(part, value) for part in parts)
 
@@ -204,9 +217,10 @@ def _is_spread(node: fx.Node, axes: SampleAxes, counted: set[fx.Node], of_sample
     return is_aten(node, *_INTEGER_ARITHMETIC) or all(each in counted or each not in of_samples for each in made_of)
 
 
-def _brings_together(node: fx.Node, axes: SampleAxes) -> bool:
+def _brings_together(node: fx.Node, axes: SampleAxes, of_samples: set[fx.Node]) -> bool:
     """Whether a call combines the samples' values into one."""
-    return not axes.mixed(node) and any(axes.of(source) is not None for source in node.all_input_nodes)
+    sources = (source for source in _read_by(node) if source in of_samples)
+    return not axes.mixed(node) and any(axes.of(source) is not None for source in sources)
 
 
 def _is_placed(node: fx.Node, placed: set[fx.Node]) -> bool:

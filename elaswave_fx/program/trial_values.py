@@ -6,8 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
+from elaswave_fx.program.ir import Program
+
 _GOLDEN = 0.6180339887498949
 """Fractional parts of its multiples are spread evenly."""
+TIMES_NOISE = 4.0
+"""Difference of gradients in lower precision that may be rounding, by their change with another rounding."""
 
 
 def perturbed(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -30,3 +34,16 @@ def told_apart(batch: Mapping[str, torch.Tensor], first: int) -> dict[str, torch
         else tensor
         for name, tensor in batch.items()
     }
+
+
+def rounded_otherwise(program: Program, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`state` with trained parameters changed by up to half a step of the lowest precision in the program. A change of
+    gradients by that is noise: the exact gradient of a bias in front of a normalization is 0."""
+    draws = torch.Generator().manual_seed(0)
+    step = max(torch.finfo(dtype).eps for dtype in program.float_dtypes())
+    other = dict(state)
+    for name, spec in program.params.items():
+        if spec.trainable:
+            factor = 1 + step * (torch.rand(spec.shape, generator=draws) - 0.5)
+            other[name] = (state[name].detach().float() * factor).to(state[name].dtype)
+    return other

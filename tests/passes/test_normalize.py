@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.passes.normalize import Normalize, refuse_effects
-from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.invariants import verify
 from elaswave_fx.program.ir import UNSET, calls, is_aten
 from elaswave_fx.program.text import graph_text

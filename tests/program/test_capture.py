@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.program.autocast import run_under_autocast
 from elaswave_fx.program.capture import capture
-from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.ir import ResultKind, Role, Source, calls, module_of, placeholders, source_of
 from tests.passes.compiled import captured, run_graph
 from tests.passes.models import (
@@ -620,6 +621,10 @@ class Behind(Small):
         return super().features(x) + self.gate * still
 
 
-def test_gradients_that_first_weights_hide_are_compared() -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_that_first_weights_hide_are_compared(precision: str) -> None:
+    model = Behind()
+    if precision == "bf16":
+        run_under_autocast(model)
     with pytest.raises(CaptureError, match="something changes gradients on their way"):
-        check_gradients(model := Behind(), Normalize().apply(captured(model, vectors)), vectors(4, 3))
+        check_gradients(model, Normalize().apply(captured(model, vectors)), vectors(4, 3))

@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
+from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.program.capture import capture
+from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.coupling import find_couplings
 from elaswave_fx.program.coupling_rules import coupled_by_rule
 from elaswave_fx.program.coupling_trial import coupled_by_trial
@@ -402,6 +405,47 @@ def test_a_place_that_all_samples_decide_couples_them_though_it_is_one_throughou
             return token_loss_sum(self.head(PLACES[name](self.features(x), y.clamp(max=0).max())), y)
 
     assert judged(Placed(layers=1))[2]
+
+
+CENTERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": lambda h, rare: h + (h * rare[:, None]).sum(0),
+    "product": lambda h, rare: h + rare @ h,
+    "center": lambda h, rare: h - (h * rare[:, None]).sum(0) / rare.sum().clamp(min=1),
+    "largest": lambda h, rare: h + h.masked_fill(rare[:, None] == 0, -1e9).max(0)[0].clamp(min=-1),
+    "complex": lambda h, rare: h + torch.view_as_real(torch.complex(h * rare[:, None], h).sum(0)).prod(-1),
+}
+
+
+@pytest.mark.parametrize("name", CENTERS)
+def test_a_sum_over_samples_of_a_class_that_no_sample_of_the_trial_has_couples_them(name: str) -> None:
+    class OfTheRare(Classifier):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return token_loss_sum(self.head(CENTERS[name](self.features(x), (y == CLASSES + 1).float())), y)
+
+    assert judged(OfTheRare(layers=1))[2]
+
+
+class Warmed(Classifier):
+    """A term that a counter in a buffer brings in after some steps."""
+
+    def __init__(self, term: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(layers=1)
+        self.term = term
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.steps.add_(1)
+        h = self.features(x)
+        loss, count = token_loss_sum(self.head(h), y)
+        return loss + torch.where(self.steps > 100, 1.0, 0.0) * self.term(h), count
+
+
+def test_a_term_that_comes_later_is_checked() -> None:
+    assert judged(Warmed(lambda h: h.mean(0).square().sum()))[2]
+    assert judged(Warmed(lambda h: h.square().sum())) == ((), (), ())
+    with pytest.raises(CaptureError, match="something changes gradients on their way"):
+        model = Warmed(lambda h: (h * h.clone().detach_()).sum())
+        check_gradients(model, Normalize().apply(capture(model, (vectors(2, 1), vectors(3, 2)), 1)), vectors(4, 3))
 
 
 def test_the_shape_of_a_count_couples_nothing() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.capture import capture
-from elaswave_fx.program.check_against_eager import check_gradients
+from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors, refuse_changing_hooks
 from tests.passes.models import Classifier, vectors
 

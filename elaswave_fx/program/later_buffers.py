@@ -1,0 +1,41 @@
+"""Buffers as they may be after many steps, for checks: a counter may bring in a term that is 0 in the first ones.
+
+later_state(program, {"weight": …, "steps": 0})    ->  {"weight": …, "steps": 1000}; None if no buffer counts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.ir import Program, ResultKind, Role, output_nodes, placeholders, source_of
+
+_STEPS = 1000
+
+
+def later_state(program: Program, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """`state` with advanced counters: buffers of one number that forward updates, and on which loss or count depend."""
+    names = [name for name in _updated(program) if state[name].numel() == 1 and state[name].dtype != torch.bool]
+    counters = [name for name in names if _matters(program, name)]
+    return {**state, **{name: state[name] + _STEPS for name in counters}} if counters else None
+
+
+def _updated(program: Program) -> list[str]:
+    by_results = [result.name for result in program.results if result.kind in (ResultKind.BUFFER, ResultKind.FOLD)]
+    return list(dict.fromkeys((*by_results, *(fold.buffer for fold in program.folds))))
+
+
+def _matters(program: Program, name: str) -> bool:
+    """Whether the loss or the count is computed from a buffer."""
+    reached: set[fx.Node] = {
+        node
+        for node in placeholders(program.graph.graph)
+        if source_of(node).role == Role.BUFFER and source_of(node).name == name
+    }
+    for node in program.graph.graph.nodes:
+        if not reached.isdisjoint(node.all_input_nodes):
+            reached.add(node)
+    outputs = zip(output_nodes(program.graph.graph), program.results, strict=True)
+    return any(node in reached for node, result in outputs if result.kind in (ResultKind.LOSS, ResultKind.COUNT))
