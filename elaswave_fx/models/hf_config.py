@@ -85,6 +85,8 @@ def resolve(
     for key, value in values:
         given.setdefault(aliases.get(key, key), value)
     config = _make_config(model_type, given)
+    if base:
+        _refuse_without_effect(default, options, config)
     if hasattr(config, "use_cache"):
         config.use_cache = False
     if images:
@@ -171,7 +173,7 @@ def _is_taken(default: Any, key: str, value: Any) -> bool:
             made = _make_config(default.model_type, {key: tried}).to_dict()
         except ConfigError:
             continue
-        others |= {*_changed({**default.to_dict(), key: None}, {**made, key: None})}
+        others |= {path[-1] for path, _ in _changed({**default.to_dict(), key: None}, {**made, key: None})}
     words = [rf"""config(\.{name}\b|, ["']{name}["'])""" for name in map(re.escape, {key, *others})]
     words += [rf"""["']{re.escape(name)}["']""" for name in others]  # in a mapping, as rope_parameters are
     read = re.compile("|".join(words))
@@ -179,14 +181,33 @@ def _is_taken(default: Any, key: str, value: Any) -> bool:
     return any(read.search(path.read_text()) for path in folder.glob("modeling_*.py"))
 
 
-def _changed(before: Any, after: Any) -> Iterator[str]:
-    """The innermost keys that two configurations have other values of."""
+def _refuse_without_effect(default: Any, options: Mapping[str, Any], config: Any) -> None:
+    """Refuse an older name of a value that the folder's configuration gives by its newer one, which wins."""
+    found = config.to_dict()
+    for key in [key for key in options if not hasattr(default, key) and key not in _READ_HERE]:
+        try:
+            made = _make_config(default.model_type, {key: options[key]}).to_dict()
+        except ConfigError:
+            continue  # it needs others beside it
+        for path, value in _changed({**default.to_dict(), key: None}, {**made, key: None}):
+            inner = found
+            for name in path:
+                inner = inner.get(name) if isinstance(inner, Mapping) else None
+            if len(path) > 1 and inner != value:
+                raise ConfigError(
+                    f"model.config.{key}={options[key]}: has no effect, as config.json of init_from has "
+                    f"{'.'.join(path)}={inner}; nearest valid: model.config.{path[0]} with all of its values"
+                )
+
+
+def _changed(before: Any, after: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Paths of the innermost keys that two configurations have other values of, with the later value."""
     for key in {*before, *after}:
         one, other = before.get(key), after.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _changed(one, other)
+            yield from _changed(one, other, (*path, str(key)))
         elif one != other:
-            yield str(key)
+            yield (*path, str(key)), other
 
 
 def acts_in_own_loss(key: str, value: Any) -> bool:

@@ -370,6 +370,18 @@ def test_a_folder_may_have_heads_of_other_tasks(tmp_path):
     assert torch.equal(built.model.cls.predictions.bias, state["cls.predictions.bias"])
 
 
+def test_an_older_name_of_what_the_folder_gives_is_refused(tmp_path):
+    build("llama", LLAMA, seed=1).model.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"rope_theta=500: has no effect, as config.json of init_from has rope_par"):
+        build("llama", {"rope_theta": 500}, init_from=tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    same = build("llama", {"rope_theta": config["rope_parameters"]["rope_theta"]}, init_from=tmp_path)
+    other = build("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, init_from=tmp_path)
+    scratch = build("llama", {**LLAMA, "rope_theta": 500})
+    buffers = [each.model.model.rotary_emb.inv_freq for each in (same, other, scratch)]
+    assert torch.equal(buffers[1], buffers[2]) and not torch.equal(buffers[0], buffers[1])
+
+
 def test_a_folder_with_more_in_its_layers_is_refused(tmp_path):
     build("llama", LLAMA, seed=1).model.save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
