@@ -23,9 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.forward_code import is_part_of_torch_or_python
-from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.held_state import try_forward
 from elaswave_fx.program.own_backward import WAY_OUT
-from elaswave_fx.program.state_kept import state_kept
 
 
 def refuse_hooks_after_accumulation(model: nn.Module) -> None:
@@ -99,14 +98,7 @@ def note_of_hooks_on_saved_tensors(model: nn.Module, batch: Mapping[str, torch.T
             found.append(_words(hooks.pack_hook))
         enter(hooks)
 
-    with (
-        python_state_kept(model),
-        state_kept(model),
-        torch.random.fork_rng(devices=()),
-        mock.patch.object(saved_tensors_hooks, "__enter__", record),
-        contextlib.suppress(Exception),
-    ):
-        model(**{name: tensor.clone() for name, tensor in batch.items()})
+    try_forward(model, batch, mock.patch.object(saved_tensors_hooks, "__enter__", record))
     return (f"model: saved_tensors_hooks {found[0]} is not applied: saved tensors stay unchanged",) if found else ()
 
 

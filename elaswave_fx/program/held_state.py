@@ -15,8 +15,8 @@ import functools
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -43,6 +43,7 @@ from elaswave_fx.program.containers import (
 )
 from elaswave_fx.program.forward_code import is_installed, is_library
 from elaswave_fx.program.generators import NUMPYS, PYTHONS, is_generator
+from elaswave_fx.program.state_kept import state_kept
 
 _MOST = 200_000
 _WALKED = ("_thread", "argparse", "collections", "functools", "queue", "types", "weakref")
@@ -57,6 +58,18 @@ def python_state_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         held.restore()
+
+
+def try_forward(model: nn.Module, batch: Mapping[str, torch.Tensor], patch: AbstractContextManager[object]) -> None:
+    """Run forward once within `patch`, to watch it: all state is restored, and an error ends the trial alone."""
+    with (
+        python_state_kept(model),
+        state_kept(model),
+        torch.random.fork_rng(devices=()),
+        patch,
+        suppress(Exception),
+    ):
+        model(**{name: tensor.clone() for name, tensor in batch.items()})
 
 
 class HeldState:

@@ -5,7 +5,6 @@ note_of_unchecked(model, batch)   ->  ("model: values are checked by torch.distr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -16,8 +15,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from elaswave_fx.program.held_state import python_state_kept
-from elaswave_fx.program.state_kept import state_kept
+from elaswave_fx.program.held_state import try_forward
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 ANSWERS: Mapping[tuple[str, str], bool] = {
@@ -46,15 +44,8 @@ def note_of_unchecked(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tu
         found.add("torch._assert_async")
         return assert_async(*args, **kwargs)
 
-    with (
-        python_state_kept(model),
-        state_kept(model),
-        torch.random.fork_rng(devices=()),
-        mock.patch.object(torch.Tensor, "__bool__", record),
-        mock.patch.object(torch, "_assert_async", record_assertion),
-        contextlib.suppress(Exception),
-    ):
-        model(**{name: tensor.clone() for name, tensor in batch.items()})
+    with mock.patch.object(torch, "_assert_async", record_assertion):
+        try_forward(model, batch, mock.patch.object(torch.Tensor, "__bool__", record))
     names = ", ".join(sorted(found))
     return (f"model: values are checked by {names} at the start, and not while it trains",) if found else ()
 
