@@ -73,9 +73,12 @@ def compile_model(
         with python_state_kept(model):
             _check_forward(model, batches[0])
     program = capture(model, batches, config.parallel.granule)
-    part = batches[0] if program.dynamic_batch else {k: v[: program.granule] for k, v in batches[0].items()}
+    part, other_part = (
+        batch if program.dynamic_batch else {name: tensor[: program.granule] for name, tensor in batch.items()}
+        for batch in batches
+    )
     with python_state_kept(model):
-        check_gradients(model, Normalize().apply(program), part)
+        check_gradients(model, Normalize().apply(program), part, other_part)
         program, report = run_passes(program, pipeline.passes, dump)
         exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
     artifact = lower(program, _group_rule(config), exact)

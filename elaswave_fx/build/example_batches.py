@@ -16,14 +16,21 @@ from elaswave_fx.data import Source, load_batch
 
 Batch = dict[str, torch.Tensor]
 
-_EXAMINED = 16
+_EXAMINED = (16, 256)
+_EXAMINED_BYTES = 16 << 20
+"""Of large samples, such as images, fewer are examined: to read them takes time."""
 
 
 def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
     """Two batches of different samples and sizes, whole granules both."""
     granule = max(config.parallel.granule, 1)
     first, both = 2 * granule, 5 * granule
-    pool = load_batch(source.dataset, source.train, 0, max(both, _EXAMINED))
+    few, many = _EXAMINED
+    pool = load_batch(source.dataset, source.train, 0, max(both, few))
+    sample = sum(tensor.nbytes for tensor in pool.values()) // max(both, few)
+    examined = min(many, source.train.num_samples, _EXAMINED_BYTES // max(sample, 1))
+    if examined > max(both, few):
+        pool = load_batch(source.dataset, source.train, 0, examined)
     chosen = _most_different(torch.cat([_signs(tensor) for tensor in pool.values()], dim=1), both)
     return _part(pool, chosen[:first]), _part(pool, chosen[first:])
 

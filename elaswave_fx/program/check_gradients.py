@@ -31,9 +31,11 @@ _SCALES = (2.0**-16, 2.0**16)
 _Gradients = dict[str, torch.Tensor | None]
 
 
-def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor]) -> None:
-    """Compare the gradient of the loss sum through the graph of a normalized program with that of the model, with its
-    first weights and with others near them: a gate or head of zeros hides what is behind it.
+def check_gradients(
+    model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor], other_batch: Mapping[str, torch.Tensor]
+) -> None:
+    """Compare the gradient of the loss sum through the graph of a normalized program with that of the model, on `batch`
+    with its first weights and on `other_batch` with others near them: a gate or head of zeros hides what is behind it.
 
     The backward pass is derived from the graph, which holds forward calls only. An autograd.Function whose backward is
     not the derivative of its forward would train wrongly, as would a hook that changes gradients.
@@ -64,7 +66,7 @@ def check_gradients(model: nn.Module, program: Program, batch: Mapping[str, torc
     near = {**before, **{name: perturbed(parameter.detach(), name) for name, parameter in trained.items()}}
     other = {**near, **{name: _not_zero(near[name]) for name, parameter in trained.items() if _is_small(parameter)}}
     for state in (later_state(program, other), other, near):
-        if state is not None and _has_gradients(model, program, batch, state, functions):
+        if state is not None and _has_gradients(model, program, other_batch, state, functions):
             return
 
 

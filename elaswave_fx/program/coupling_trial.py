@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -39,6 +40,9 @@ _INTEGER_ARITHMETIC = (
     "aten.remainder", "aten.rsub", "aten.sub", "aten.where",
 )  # fmt: skip
 
+_WRITTEN = ("aten.index_put", "aten.scatter", "aten.index_copy", "aten.index_add", "aten.scatter_add")
+"""Calls that write rows at given places."""
+_SEARCHES = ("aten.searchsorted", "aten.bucketize")
 _SHAPE_ALONE = (
     "aten.empty_like", "aten.full_like", "aten.new_empty", "aten.new_full", "aten.new_ones", "aten.new_zeros",
     "aten.ones_like", "aten.rand_like", "aten.randn_like", "aten.zeros_like",
@@ -112,6 +116,7 @@ def _compare_parts(
     shared: set[fx.Node] = set()
     counted: set[fx.Node] = set()
     placed: set[fx.Node] = set()
+    ranks: set[fx.Node] = set()
     of_samples = {node for node in placeholders(program.graph.graph) if axes.of(node) is not None}
     for node in executed(program, runs):
         weighs = _weighs(node, counted)
@@ -125,9 +130,13 @@ def _compare_parts(
             counted.add(node)
         if any(source in of_samples and isinstance(value_of(source), torch.Tensor) for source in _read_by(node)):
             of_samples.add(node)
+        ranked = _reads_rank(node, ranks, of_samples)
+        if (ranked and _is_integer(node)) or _ranks_samples(node, axes, shuffled):
+            ranks.add(node)
+            ranked = False
         touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(_read_by(node)))
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
-        if kinds[node] != Nature.MAIN and not disordered and not touched:
+        if kinds[node] != Nature.MAIN and not disordered and not touched and not ranked:
             # Positions in the batch and the like matter only where they reach the samples' values.
             if _is_placed(node, placed) or not _joins(node, axes, runs, tolerance):
                 placed.add(node)
@@ -135,6 +144,9 @@ def _compare_parts(
         touched |= any(_is_decision(source, placed) for source in node.all_input_nodes)
         if not broken.isdisjoint(node.all_input_nodes):
             broken.add(node)
+        elif ranked:
+            broken.add(node)
+            reasons.append(f"{describe(node)}, by the ranks of samples in their batch")
         elif disordered and (axes.of(node) is None or not _joins(node, axes, runs, tolerance)):
             shuffled.add(node)
         elif touched or not _joins(node, axes, runs, tolerance):
@@ -221,6 +233,37 @@ def _brings_together(node: fx.Node, axes: SampleAxes, of_samples: set[fx.Node]) 
     """Whether a call combines the samples' values into one."""
     sources = (source for source in _read_by(node) if source in of_samples)
     return not axes.mixed(node) and any(axes.of(source) is not None for source in sources)
+
+
+def _ranks_samples(node: fx.Node, axes: SampleAxes, shuffled: set[fx.Node]) -> bool:
+    """Whether a call gives the samples' order: the indices of a sort, or places among sorted values."""
+    if is_getitem(node):
+        return node.args[1] == 1 and sorts_samples(node.args[0], axes)  # type: ignore[arg-type]
+    if is_aten(node, *_SEARCHES):
+        return axes.of(node) is not None and not shuffled.isdisjoint(node.all_input_nodes)
+    return is_aten(node, "aten.argsort") and sorts_samples(node, axes)
+
+
+def _reads_rank(node: fx.Node, ranks: set[fx.Node], of_samples: set[fx.Node]) -> bool:
+    """Whether a call computes with ranks of samples in their batch. Rows taken, or written, in an order couple nothing
+    once it is undone; what has no rows of the samples, such as a table of weights by rank, is not in an order."""
+    if ranks.isdisjoint(_read_by(node)):
+        return False
+    rows = node.args[0] if is_aten(node, *_INDEXED) else _rows_written(node)
+    return rows not in of_samples or rows in ranks
+
+
+def _rows_written(node: fx.Node) -> Any:
+    if not is_aten(node, *_WRITTEN):
+        return None
+    return node.args[2 if is_aten(node, "aten.index_put") else 3]
+
+
+def _is_integer(node: fx.Node) -> bool:
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor):
+        return True  # both results of a sort
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
 def _is_placed(node: fx.Node, placed: set[fx.Node]) -> bool:

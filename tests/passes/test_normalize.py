@@ -151,7 +151,7 @@ def test_sparse_gradients_become_dense_and_are_said() -> None:
     assert result.program.notes == ("gradients of table, bag are dense: sparse=True changes no number",)
     assert artifact_of(result).notes == result.program.notes
     batch = tokens(3, 5)
-    check_gradients(model, Normalize().apply(captured(model, tokens)), batch)
+    check_gradients(model, Normalize().apply(captured(model, tokens)), batch, batch)
     expected = eager(model, batch)
     dense = {name: gradient.to_dense() for name, gradient in expected.gradients.items()}
     assert_same(run_native(result, batch), replace(expected, gradients=dense))

@@ -528,7 +528,7 @@ class Inference(Small):
 )
 def test_gradients_are_those_of_backward(model: Small) -> None:
     program = Normalize().apply(captured(model, vectors))
-    check_gradients(model, program, vectors(4, 3))
+    check_gradients(model, program, vectors(4, 3), vectors(4, 3))
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -604,8 +604,10 @@ def test_a_parameter_that_nothing_differentiable_leads_to_would_decay() -> None:
     """Torch's optimizers skip a parameter without a gradient; one with a gradient of zeros decays."""
     batch, batches = vectors(4, 3), (vectors(2, 1), vectors(3, 2))
     with pytest.raises(CaptureError, match="gate.bias in Gated gets no gradient, as where an autograd.Function marks"):
-        check_gradients(model := Gated(detached=False), Normalize().apply(capture(model, batches, granule=1)), batch)
-    check_gradients(model := Gated(detached=True), Normalize().apply(capture(model, batches, granule=1)), batch)
+        check_gradients(
+            model := Gated(detached=False), Normalize().apply(capture(model, batches, granule=1)), batch, batch
+        )
+    check_gradients(model := Gated(detached=True), Normalize().apply(capture(model, batches, granule=1)), batch, batch)
 
 
 class Behind(Small):
@@ -627,4 +629,4 @@ def test_gradients_that_first_weights_hide_are_compared(precision: str) -> None:
     if precision == "bf16":
         run_under_autocast(model)
     with pytest.raises(CaptureError, match="something changes gradients on their way"):
-        check_gradients(model, Normalize().apply(captured(model, vectors)), vectors(4, 3))
+        check_gradients(model, Normalize().apply(captured(model, vectors)), vectors(4, 3), vectors(4, 3))

@@ -445,7 +445,9 @@ def test_a_term_that_comes_later_is_checked() -> None:
     assert judged(Warmed(lambda h: h.square().sum())) == ((), (), ())
     with pytest.raises(CaptureError, match="something changes gradients on their way"):
         model = Warmed(lambda h: (h * h.clone().detach_()).sum())
-        check_gradients(model, Normalize().apply(capture(model, (vectors(2, 1), vectors(3, 2)), 1)), vectors(4, 3))
+        check_gradients(
+            model, Normalize().apply(capture(model, (vectors(2, 1), vectors(3, 2)), 1)), vectors(4, 3), vectors(4, 3)
+        )
 
 
 def test_the_shape_of_a_count_couples_nothing() -> None:
@@ -634,6 +636,11 @@ class Routed(Classifier):
         return (rows + self.undo(done, order)).reshape(-1, TOKENS, WIDTH).mean(dim=1)
 
 
+def of_all(order: Tensor) -> Tensor:
+    """Ranks of samples, written at the places of an order."""
+    return torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0]))[:, None]
+
+
 UNDONE: dict[str, Undo] = {
     "argsort": lambda rows, order: rows[order.argsort()],
     "index_copy": lambda rows, order: torch.empty_like(rows).index_copy(0, order, rows),
@@ -654,8 +661,25 @@ def test_an_order_that_is_undone_couples_nothing(undo: str) -> None:
         Routed(UNDONE["argsort"], capacity=10),
         Along(lambda f: f.sort(0)[0]),
         Along(lambda f: torch.where(f > f.sort(0, descending=True)[0][2], f, 0.0)),
+        Along(lambda f: f * (f.argsort(0).argsort(0) < 9)),
+        Along(lambda f: f * (1 - 0.1 * (f.argsort(0).argsort(0) - 9).clamp(min=0))),
+        Along(lambda f: f * torch.linspace(1.0, 1.0, 64)[f[:, 0].argsort().argsort()][:, None]),
+        Along(lambda f: f * (torch.searchsorted(f[:, 0].contiguous().sort()[0], f[:, 0].contiguous()) < 9)[:, None]),
+        Along(lambda f: torch.where(of_all(f[:, 0].argsort()) > 9, f, 2.0 * f)),
+        Along(lambda f: f * torch.zeros_like(f[:, 0]).index_fill(0, f[:, 0].argsort()[:1], 0.0).add(1)[:, None]),
     ],
-    ids=["left", "with a capacity", "values", "the largest of the batch"],
+    ids=[
+        "left",
+        "with a capacity",
+        "values",
+        "the largest of the batch",
+        "ranks below 9",
+        "weights by ranks",
+        "a table by ranks",
+        "ranks among sorted values",
+        "the inverse written",
+        "written at the first",
+    ],
 )
 def test_an_order_that_counts_couples_samples(model: nn.Module) -> None:
     rule, _, together = judged(model)

@@ -144,7 +144,7 @@ class Walker(Classifier):
 
 def test_a_walk_through_the_graph_ends() -> None:
     model, batch = Walker(layers=1), vectors(4, 1)
-    check_gradients(model, Normalize().apply(capture(model, (batch, vectors(3, 2)), granule=1)), batch)
+    check_gradients(model, Normalize().apply(capture(model, (batch, vectors(3, 2)), granule=1)), batch, batch)
 
 
 class OnAccumulation(Classifier):
@@ -163,9 +163,9 @@ def test_a_hook_that_nobody_sees_bites_at_another_size(hook: Callable[..., Any])
     batch = vectors(4, 1)
     program = Normalize().apply(capture(model, (batch, vectors(3, 2)), granule=1))
     with pytest.raises(CaptureError, match=r"times the gradient of head.weight: something changes gradients"):
-        check_gradients(model, program, batch)
+        check_gradients(model, program, batch, batch)
     other = OnAccumulation(lambda grads: None)
-    check_gradients(other, Normalize().apply(capture(other, (batch, vectors(3, 2)), granule=1)), batch)
+    check_gradients(other, Normalize().apply(capture(other, (batch, vectors(3, 2)), granule=1)), batch, batch)
 
 
 def test_a_hook_after_accumulation_is_refused() -> None:
