@@ -82,13 +82,17 @@ def compile_model(
         program, report = run_passes(program, pipeline.passes, dump)
         exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
     artifact = lower(program, _group_rule(config), exact)
-    check_units(program, artifact, part)
+    check_units(program, artifact, _joined(batches) if program.dynamic_batch else part)
     own = [step for step in pipeline.passes if is_users(step)]
     modules = defining_modules(artifact, map(type, (*model.modules(), *own)))
     artifact = replace(
         artifact, modules=modules, pipeline=str(pipeline), seconds=report.seconds, notes=(*notes, *artifact.notes)
     )
     return artifact, program.tensors
+
+
+def _joined(batches: tuple[Batch, Batch]) -> Batch:
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def _refuse_unknown_fields(config: Config, model: nn.Module, batch: Batch) -> None:

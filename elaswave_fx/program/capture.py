@@ -35,7 +35,7 @@ from elaswave_fx.program.autocast import traced_under_autocast
 from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
 from elaswave_fx.program.check_against_eager import ModelFails, check_against_eager
 from elaswave_fx.program.decompositions import decompositions
-from elaswave_fx.program.dense import refuse_not_dense
+from elaswave_fx.program.dense import refuse_not_dense, refuse_not_dense_values
 from elaswave_fx.program.eager_answers import eager_answers
 from elaswave_fx.program.export_refusal import reason_and_way_out
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
@@ -257,6 +257,7 @@ def _to_program(model: nn.Module, exported: ExportedProgram, example: Example, g
     refuse_control_flow(exported.graph_module.graph)
     graph = copy_graph(exported.graph_module)
     restore_module_names(graph.graph)
+    refuse_not_dense_values(graph.graph)
     fields = iter(example.batch)
     by_name = {node.name: node for node in graph.graph.nodes if node.op == "placeholder"}
     for spec in exported.graph_signature.input_specs:

@@ -10,8 +10,12 @@ import hashlib
 import io
 
 import torch
+from torch import fx
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.ir import calls, module_of, value_of
+
+SPARSE_PRODUCT = "torch.zeros(rows, width).index_add(0, row, value[:, None] * h[column])"
 
 
 def refuse_not_dense(name: str, tensor: torch.Tensor) -> None:
@@ -23,13 +27,26 @@ def refuse_not_dense(name: str, tensor: torch.Tensor) -> None:
     if kind is not None:
         raise CaptureError(
             f"model: {name} is a {kind} tensor, and the state of a model is dense; a way out is to keep it dense, or "
-            "its dense parts (indices and values, values and scales), and to put it together in forward"
+            "its dense parts (indices and values, values and scales), and to compute with those: a sparse matrix times "
+            f"h is {SPARSE_PRODUCT}"
         )
     if tensor.is_complex() and tensor.dtype != torch.complex64:
         raise CaptureError(
             f"model: {name} is in {tensor.dtype}, which files of tensors lack; a way out is complex64, or "
             "torch.view_as_real() of it"
         )
+
+
+def refuse_not_dense_values(graph: fx.Graph) -> None:
+    """Raise CaptureError for a call whose result is not dense."""
+    for node in calls(graph):
+        value = value_of(node)
+        kind = _other_kind(value) if isinstance(value, torch.Tensor) else None
+        if kind is not None:
+            raise CaptureError(
+                f"model: {node.target} in {module_of(node)} makes a {kind} tensor, and forward is captured with dense "
+                f"ones; a way out for a sparse matrix times h is {SPARSE_PRODUCT}"
+            )
 
 
 def tensor_text(tensor: torch.Tensor) -> str:

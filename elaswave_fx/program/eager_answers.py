@@ -12,17 +12,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 import torch._dynamo  # Imported while autograd.grad is replaced, it would find one function under two names.
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elaswave_fx.program.value_checks import ANSWERS, place_in_torch
 
 _INSTANCE_NORM = torch.instance_norm
+_RECORD = PreDispatchTorchFunctionMode.__torch_function__
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -42,6 +46,7 @@ def eager_answers() -> Iterator[None]:
         mock.patch.object(torch.inference_mode, "__enter__", _enter_no_grad),
         mock.patch.object(torch.inference_mode, "__exit__", _exit_no_grad),
         mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
+        mock.patch.object(PreDispatchTorchFunctionMode, "__torch_function__", _record),
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _its_context_alone),
         mock.patch("torch.instance_norm", _instance_norm),
     ):
@@ -63,6 +68,21 @@ def _enter_no_grad(mode: Any) -> None:
 
 def _exit_no_grad(mode: Any, *_: object) -> None:
     mode.instead.__exit__(None, None, None)
+
+
+def _record(mode: PreDispatchTorchFunctionMode, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """Record a call, but no grad mode in the forward of an autograd.Function: autograd is off there, and the export
+    would not see that `apply` turns it on again behind a no_grad() inside."""
+    if function is torch._C._set_grad_enabled and _in_own_function():
+        return function(*args)
+    return _RECORD(mode, function, types, args, kwargs)
+
+
+def _in_own_function() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _instance_norm(

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
 from elaswave_fx.program.below_autograd import BACKWARD
+from elaswave_fx.program.dense import SPARSE_PRODUCT
 
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _WITHOUT_BRANCHES = (
@@ -49,6 +50,8 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
         return first, _WITHOUT_BRANCHES
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         first = f"{error.func} looks at values that only the data tells"
+    if "Sparse" in first:
+        return f"forward computes with a sparse tensor ({first})", f"the dense one, or, times h, {SPARSE_PRODUCT}"
     if isinstance(error, _DATA_DEPENDENT) or "data-dependent" in first:
         return first, _WITHOUT_BRANCHES
     if isinstance(error, UnsupportedOperatorException):

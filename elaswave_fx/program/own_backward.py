@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from elaswave_fx.errors import CaptureError
@@ -79,13 +79,19 @@ def _recording(function: type[Function], found: dict[str, Call]) -> Any:
     def record(*given: Any, **named: Any) -> Any:
         args = given if _sets_up_apart(function) else given[1:]
         if not named and len(found) < _MOST_CALLS:
-            kept = tuple(arg.detach().clone() if isinstance(arg, Tensor) else arg for arg in args)
+            kept = tuple(arg.detach().clone() if _is_computed(arg) else arg for arg in args)
             asked = tuple(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.requires_grad)
             call = Call(function, kept, asked)
             found.setdefault(call.key, call)
         return forward(*given, **named)
 
     return record
+
+
+def _is_computed(arg: Any) -> bool:
+    """Whether an argument is a tensor but no parameter, which forward may read otherwise too: of a layer that it is
+    given."""
+    return isinstance(arg, Tensor) and not isinstance(arg, nn.Parameter)
 
 
 def refuse_other_backward(calls: Sequence[Call]) -> None:
@@ -129,16 +135,37 @@ def _is_close(ours: Tensor, theirs: Tensor, rounds: bool) -> bool:
 def _gradients(
     call: Call, factor: float, tangent: float, dtype: torch.dtype | None, *, by_forward: bool
 ) -> list[Tensor]:
+    parameters = {arg: arg.data for arg in call.args if isinstance(arg, nn.Parameter)}
+    try:
+        return _gradients_near(call, factor, tangent, dtype, by_forward)
+    finally:
+        for parameter, data in parameters.items():
+            parameter.data = data
+
+
+def _gradients_near(
+    call: Call, factor: float, tangent: float, dtype: torch.dtype | None, by_forward: bool
+) -> list[Tensor]:
+    """Gradients of `factor` times the arguments. Of parameters the data changes, which other readers see too."""
     generator = torch.Generator().manual_seed(SEED)
     leaves: dict[int, Tensor] = {}
     args = list(call.args)
-    for i, arg in enumerate(args):
-        if isinstance(arg, Tensor) and arg.is_floating_point():
-            args[i] = arg.to(dtype or arg.dtype)
+    for i, arg in enumerate(call.args):
+        if not isinstance(arg, Tensor) or not (arg.is_floating_point() or i in call.differentiated):
+            continue
+        value = arg.detach()
+        if dtype is not None and value.is_floating_point():
+            value = value.to(dtype)
         if i in call.differentiated:
             near = 0.01 * torch.randn(arg.shape, generator=generator, dtype=torch.float64)  # away from kinks at 0
-            leaves[i] = (factor * (args[i] + near.to(args[i].dtype))).requires_grad_()
-            args[i] = leaves[i].clone()  # a Function may write its argument
+            value = factor * (value + near.to(value.dtype))
+        if isinstance(arg, nn.Parameter):
+            arg.data = value
+        else:
+            args[i] = value.requires_grad_(i in call.differentiated)
+        if i in call.differentiated:
+            leaves[i] = args[i]
+            args[i] = args[i] if isinstance(arg, nn.Parameter) else value.clone()  # a Function may write its argument
     torch.manual_seed(SEED)
     with torch.enable_grad():
         found = _forward(call.function, args) if by_forward else call.function.apply(*args)
@@ -154,10 +181,9 @@ def _gradients(
 
 
 def _forward(function: type[Function], args: Sequence[Any]) -> Any:
-    """Forward's calls, recorded by autograd like any other code."""
-    if _sets_up_apart(function):
-        return function.forward(*args)
-    return function.forward(_Context(len(args)), *args)
+    """Forward's calls, recorded by autograd like any other code, no_grad() in it or not: in `apply` it is off anyway."""
+    with mock.patch.object(torch._C, "_set_grad_enabled", lambda _: None):
+        return function.forward(*args) if _sets_up_apart(function) else function.forward(_Context(len(args)), *args)
 
 
 def _sets_up_apart(function: type[Function]) -> bool:

@@ -568,12 +568,30 @@ class Tabled(Classifier):
     [
         (torch.empty(WIDTH, device="meta"), r"the tensor \S+ of forward is on the meta device"),
         (torch.ones(WIDTH, dtype=torch.cdouble), r"the tensor \S+ of forward is in torch.complex128"),
-        (torch.eye(WIDTH).to_sparse(), "Tabled cannot be exported"),
+        (torch.eye(WIDTH).to_sparse(), "cannot be exported.* computes with a sparse tensor .* times h, torch.zeros"),
+        (
+            torch.eye(WIDTH).to_sparse_csr(),
+            "cannot be exported.* computes with a sparse tensor .* times h, torch.zeros",
+        ),
     ],
 )
 def test_a_constant_that_is_not_dense_is_refused(table: Tensor, reason: str) -> None:
     with pytest.raises(CaptureError, match=reason):
         capture(Tabled(table), (vectors(2, 1), vectors(3, 2)), granule=1)
+
+
+class Graphed(Classifier):
+    """Sums over neighbours by a sparse matrix, as libraries for graphs make it."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        places = torch.arange(WIDTH).expand(2, WIDTH)
+        return torch.sparse.mm(torch.sparse_coo_tensor(places, torch.ones(WIDTH), (WIDTH, WIDTH)), features.mT).mT
+
+
+def test_a_sparse_matrix_made_in_forward_is_refused() -> None:
+    with pytest.raises(CaptureError, match="sparse_coo_tensor.* in the model makes a sparse_coo tensor.*index_add"):
+        capture(Graphed(layers=1), (vectors(2, 1), vectors(3, 2)), granule=1)
 
 
 class Rounded(torch.autograd.Function):

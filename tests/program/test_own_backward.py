@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.program.capture import capture
+from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.own_backward import own_functions, recorded_calls, refuse_other_backward
+from tests.passes.models import WIDTH, Classifier, vectors
 
 
 class Swish(Function):
@@ -129,3 +133,95 @@ def test_a_backward_that_differs_far_away_is_refused(function: type[Function]) -
         CaptureError, match=f"the backward of {function.__name__} is not the derivative of its forward, "
     ):
         tried(function)
+
+
+class Without(Function):
+    """Autograd is off in forward anyway; published code says so once more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return Swish.backward(ctx, grad)
+
+
+class Recomputed(Function):
+    """An activation checkpoint of one's own around a layer."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, x: Tensor, *weights: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            result = ctx.layer(x)
+        return None, *torch.autograd.grad(result, [x, *ctx.layer.parameters()], grad)
+
+
+class Checkpointed(Function):
+    """That of guided diffusion: parameters are given for their gradients alone."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, length: int, *args: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.run, ctx.inputs, ctx.weights = run, list(args[:length]), list(args[length:])
+        with torch.no_grad():
+            return ctx.run(*ctx.inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        inputs = [x.detach().requires_grad_(True) for x in ctx.inputs]
+        with torch.enable_grad():
+            result = ctx.run(*[x.view_as(x) for x in inputs])
+        return None, None, *torch.autograd.grad(result, [*inputs, *ctx.weights], grad, allow_unused=True)
+
+
+class Halved(Recomputed):
+    """Half of its weights' gradients."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        nothing, of_x, *others = Recomputed.backward(ctx, grad)
+        return nothing, of_x, *(0.5 * each for each in others)
+
+
+without = Without.apply
+
+
+class Published(Classifier):
+    def __init__(self, recomputed: type[Function]) -> None:
+        super().__init__(layers=1)
+        self.layer, self.recomputed = nn.Linear(WIDTH, WIDTH), recomputed
+
+    def features(self, x: Tensor) -> Tensor:
+        features = without(super().features(x))
+        with torch.no_grad():
+            still = without(features).mean(dim=-1, keepdim=True)
+        given = (1, features) if self.recomputed is Checkpointed else (features,)
+        return self.recomputed.apply(self.layer, *given, *self.layer.parameters()) + still
+
+
+@pytest.mark.parametrize("recomputed", [Recomputed, Checkpointed])
+def test_a_grad_mode_inside_forward_ends_with_it(recomputed: type[Function]) -> None:
+    model, batch = Published(recomputed), vectors(4, 3)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    program = Normalize().apply(capture(model, (vectors(2, 1), vectors(3, 2)), granule=1))
+    check_gradients(model, program, batch, batch)
+    assert any(node.target is torch.ops.aten.detach.default for node in program.graph.graph.nodes)
+    after = dict(model.named_parameters())
+    assert all(after[name].dtype == torch.float32 and torch.equal(after[name], before[name]) for name in before)
+
+
+def test_gradients_of_parameters_that_a_layer_holds_are_compared_too() -> None:
+    model, batch = Published(Halved), vectors(4, 3)
+    program = Normalize().apply(capture(model, (vectors(2, 1), vectors(3, 2)), granule=1))
+    with pytest.raises(CaptureError, match="the backward of Halved or Without is not"):
+        check_gradients(model, program, batch, batch)
