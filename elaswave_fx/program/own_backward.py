@@ -181,7 +181,8 @@ def _gradients_near(
 
 
 def _forward(function: type[Function], args: Sequence[Any]) -> Any:
-    """Forward's calls, recorded by autograd like any other code, no_grad() in it or not: in `apply` it is off anyway."""
+    """Forward's calls, recorded by autograd like any other code. A no_grad() among them says what `apply` does anyway,
+    and is passed over."""
     with mock.patch.object(torch._C, "_set_grad_enabled", lambda _: None):
         return function.forward(*args) if _sets_up_apart(function) else function.forward(_Context(len(args)), *args)
 
