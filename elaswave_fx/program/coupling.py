@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from elaswave_fx.program.additivity import additivity, doubled, refuse_mean
+from elaswave_fx.program.additivity import additivity, doubled, means_among_sums, refuse_mean
 from elaswave_fx.program.batch_run import Batch, State
 from elaswave_fx.program.coupling_rules import coupled_by_rule
 from elaswave_fx.program.coupling_trial import Couplings, coupled_by_trial
@@ -63,4 +63,5 @@ def _couplings_at(program: Program, state: State, batch: Batch, more: Batch | No
     not_additive = () if found.reasons else additivity(program, state, batch, more)
     if found.reasons or not_additive:
         refuse_mean(doubled(program, state, batch), coupled=bool(found.reasons))
-    return replace(found, reasons=found.reasons or not_additive or bent_totals(program))
+    reasons = found.reasons or not_additive or bent_totals(program)
+    return replace(found, reasons=reasons or means_among_sums(program, state, batch))

@@ -48,7 +48,7 @@ _NO_SUMS = (
 )  # fmt: skip
 _BY_GROUPS = ("aten.index_reduce", "aten.scatter_reduce", "aten.segment_reduce")
 _LABELLED = ("aten.cross_entropy_loss", "aten.nll_loss", "aten.nll_loss2d", "aten.nll_loss_nd")
-_MEAN = 1
+_MEAN, _SUM = 1, 2
 _LINEAR_IN_FIRST = ("aten.div", "aten.gather", "aten.index", "aten.index_select", "aten.true_divide")
 
 
@@ -113,6 +113,32 @@ def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
 def _is_weighted_mean(node: fx.Node) -> bool:
     """Whether a loss is a mean over counted labels, of which a part of a batch may have more."""
     return is_aten(node, *_LABELLED) and argument(node, "reduction", _MEAN) == _MEAN
+
+
+def reductions(program: Program) -> dict[fx.Node, bool]:
+    """Calls that make floats of a whole batch from those of its samples -> whether the result is a sum over samples. If
+    not, it is a mean over them, or that of one."""
+    totals = _totals(program)
+    found: dict[fx.Node, bool] = {}
+    for node in calls(program.graph.graph):
+        value = value_of(node)
+        if node not in totals or not totals.isdisjoint(node.all_input_nodes) or not isinstance(value, torch.Tensor):
+            continue
+        if not value.is_floating_point():
+            continue
+        reduction = _reduction(node)
+        if is_aten(node, "aten.sum", *_LINEAR_IN_EACH) or reduction == _SUM:
+            found[node] = True
+        elif is_aten(node, "aten.mean", "aten.select") or reduction == _MEAN:
+            found[node] = False
+    return found
+
+
+def _reduction(node: fx.Node) -> int | None:
+    """How a loss reduces, None for other calls."""
+    schema = getattr(node.target, "_schema", None)
+    defaults = [each.default_value for each in schema.arguments if each.name == "reduction"] if schema else []
+    return argument(node, "reduction", defaults[0]) if defaults else None
 
 
 def _flat(node: fx.Node) -> list[fx.Node]:

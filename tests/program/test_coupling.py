@@ -99,6 +99,11 @@ def places(losses: Tensor) -> Tensor:
     return torch.arange(losses.shape[0])
 
 
+def far(losses: Tensor) -> Tensor:
+    """Of no sample of a trial more than 0."""
+    return F.relu(losses - 1e6)
+
+
 BENT: dict[str, tuple[nn.Module, str]] = {
     "a count kept from 0": (Totals(torch.sum, lambda ones: ones.sum().clamp(min=1)), "count .* needs no lower bound"),
     "an integer": (Totals(torch.sum, lambda ones: (ones > 0).sum().clamp(min=1)), "count .* needs no lower bound"),
@@ -116,12 +121,21 @@ BENT: dict[str, tuple[nn.Module, str]] = {
     "largest": (Totals(lambda losses: losses.sum() + 0 * losses.max()), "max.* loss is no sum over samples"),
     "mean over labels": (MeanTimesSamples(layers=1), "mean over the labels that count, and reduction='sum' is the sum"),
     "a mean times a count": (Totals(lambda losses: losses.mean() * (losses > -1).sum()), "mul.* return the sum itself"),
+    "a mean of what none has": (Totals(lambda losses: losses.sum() + far(losses).mean()), "aten.mean.* is none"),
+    "half of it": (Totals(lambda losses: losses.sum() + (far(losses).sum() / losses.shape[0]).div(2)), "not the sum"),
+    "that of one": (Totals(lambda losses: losses.sum() + far(losses)[0]), "aten.select.* is none"),
+    "a mean loss": (
+        Totals(lambda losses: losses.sum() + F.mse_loss(far(losses), 0 * losses)),
+        "aten.mse_loss.* is none",
+    ),
     "where": (Totals(lambda losses: torch.where(losses.sum() > -1, losses.sum(), 0.0)), "where"),
 }
 LINEAR: dict[str, nn.Module] = {
     "weights": Totals(lambda losses: 0.5 * losses.sum() / 3 + losses.square().sum() * torch.tensor(0.1)),
     "stacked": Totals(lambda losses: torch.stack([losses.sum(), losses.exp().sum()]).sum()),
     "a product": Totals(lambda losses: torch.stack([losses.sum(), losses.sum()]) @ torch.tensor([0.5, 2.0])),
+    "means times samples": Totals(lambda losses: losses.sum() + far(losses).mean() * losses.shape[0]),
+    "a mean over each": Totals(lambda losses: losses.sum() + far(torch.stack([losses, -losses], 1)).mean(1).sum()),
     "another dtype": Totals(lambda losses: losses.sum().double().float(), lambda ones: (ones > 0).sum().float()),
 }
 
