@@ -79,6 +79,8 @@ class Normalize:
                 _make_dense(node)
             if is_aten(node, *_CHECKS):
                 module.graph.erase_node(node)
+            elif is_aten(node, "aten._to_copy") and not isinstance(node.args[0], fx.Node):
+                _make_tensor(module.graph, node)
             elif is_aten(node, *_NO_OPS) or _is_no_op_copy(node) or _is_whole_slice(node):
                 node.replace_all_uses_with(_tensor_argument(node))
                 module.graph.erase_node(node)
@@ -112,6 +114,15 @@ def _fill(node: fx.Node) -> None:
         node.args = node.args[:-1]
     if node.target is not aten.zeros_like.default:
         node.kwargs = {name: value for name, value in node.kwargs.items() if name != "memory_format"}
+
+
+def _make_tensor(graph: fx.Graph, node: fx.Node) -> None:
+    """Spell out a copy of a plain number, as torch.func.grad makes them of factors."""
+    value = value_of(node)
+    with graph.inserting_before(node):
+        full = emit(graph, aten.full.default, [], node.args[0], dtype=value.dtype, device=value.device, like=node)
+    node.replace_all_uses_with(full)
+    graph.erase_node(node)
 
 
 def _asks_for_sparse(node: fx.Node) -> bool:

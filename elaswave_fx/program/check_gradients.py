@@ -28,6 +28,8 @@ _TOLERANCE = {torch.float32: _EXACT, torch.float64: 1e-6}
 _TOLERANCE_OF_OTHERS = 0.1
 _SCALES = (2.0**-16, 2.0**16)
 """Factors of the loss, with which gradients scale unless some code depends on their magnitude."""
+_FAR = 4.0
+"""Factor of weights at which limits such as relu(abs(h) - 3) are reached."""
 _Gradients = dict[str, torch.Tensor | None]
 
 
@@ -65,6 +67,8 @@ def check_gradients(
                 )
     near = {**before, **{name: perturbed(parameter.detach(), name) for name, parameter in trained.items()}}
     other = {**near, **{name: _not_zero(near[name]) for name, parameter in trained.items() if _is_small(parameter)}}
+    far = {**other, **{name: _FAR * other[name] for name in trained}}
+    _has_gradients(model, program, other_batch, far, functions)
     for state in (later_state(program, other), other, near):
         if state is not None and _has_gradients(model, program, other_batch, state, functions):
             return

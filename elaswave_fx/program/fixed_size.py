@@ -29,6 +29,7 @@ import elaswave_fx
 from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of
 from elaswave_fx.program.samples import batch_size
 
+_OF_SYMBOLS = ("/torch/__init__.py", "/sym_node.py", "/symbolic_shapes.py", "/recording.py", "/fixed_size.py")
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
 
 
@@ -44,8 +45,7 @@ def python_sizes() -> Iterator[list[str]]:
 
     def as_int(node: SymNode, *args: Any) -> int:
         if node.expr.free_symbols and (place := _place(sys._getframe(1))):
-            cure = "torch.full((), x.shape[0]) is one of every batch"
-            places.append(f"{place} makes a Python number of the number of samples; {cure}")
+            places.append(f"{place} {_what_makes_a_number(sys._getframe(1))}")
         return guard_int(node, *args)
 
     def as_bool(node: SymNode, *args: Any) -> bool:
@@ -84,6 +84,21 @@ def chosen_by_size(program: Program) -> str:
                 "compute_mode='donot_use_mm_for_euclid_dist' it does not"
             )
     return ""
+
+
+def _what_makes_a_number(frame: FrameType | None) -> str:
+    """What the place does that asks for a number: Python code itself, or an operator that it calls."""
+    files = []
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    if all(file.endswith(_OF_SYMBOLS) for file in files):
+        cure = "torch.full((), x.shape[0]) is one of every batch"
+        return f"makes a Python number of the number of samples; {cure}"
+    reads = "calls an operator that reads the number of samples as a plain number"
+    while frame is not None and not frame.f_code.co_filename.endswith("/_functorch/vmap.py"):
+        frame = frame.f_back
+    return reads if frame is None else f"{reads}, as torch.cat does under torch.vmap; torch.stack does not"
 
 
 def _asked_by(frame: FrameType | None) -> str:

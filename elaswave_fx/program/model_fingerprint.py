@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -110,6 +110,8 @@ def plain_text(value: Any, depth: int = 0) -> str:
         return tensor_text(value)
     if isinstance(value, nn.Module):
         return _class_name(type(value))  # modules have separate lines
+    if isinstance(value, ModuleType):
+        return f"module {value.__name__}"  # the code in it that forward runs is covered apart
     if isinstance(value, functools.partial):
         return plain_text((value.func, value.args, value.keywords), depth + 1)
     if callable(value) and hasattr(value, "__qualname__"):
@@ -132,7 +134,7 @@ def plain_text(value: Any, depth: int = 0) -> str:
 def _source(function: Any) -> str:
     """Digest of a function's code: the name of a lambda does not identify it."""
     code = getattr(function, "__code__", None)
-    if code is None:
+    if not isinstance(code, CodeType):
         return ""
     constants = [value for value in code.co_consts if isinstance(value, (bool, int, float, str, bytes))]
     return f"{code.co_code.hex()} {code.co_names} {constants}"

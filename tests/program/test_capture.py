@@ -641,9 +641,20 @@ class Behind(Small):
         return super().features(x) + self.gate * still
 
 
+class Beyond(Small):
+    """A term of large features alone, behind an in-place detach()."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        still = nn.functional.relu(features.abs() - 3)
+        still.detach_()
+        return features + still
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_gradients_that_first_weights_hide_are_compared(precision: str) -> None:
-    model = Behind()
+@pytest.mark.parametrize("kind", [Behind, Beyond])
+def test_gradients_that_first_weights_hide_are_compared(kind: type[Small], precision: str) -> None:
+    model = kind()
     if precision == "bf16":
         run_under_autocast(model)
     with pytest.raises(CaptureError, match="something changes gradients on their way"):

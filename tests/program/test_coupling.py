@@ -328,6 +328,14 @@ def test_what_makes_a_number_of_the_batch_size_is_named_with_a_cure(count: Calla
     assert re.search(words, reason) and "torch.full((), x.shape[0])" in reason
 
 
+def test_an_operator_that_makes_a_number_of_the_batch_size_under_vmap_is_named() -> None:
+    joined = torch.func.vmap(lambda f: torch.cat([f, -f])[:WIDTH])
+    (reason,) = judged(Along(joined))[2]
+    words = "<lambda>, line .* calls an operator that reads the number of samples as a plain number, as torch.cat does"
+    assert re.search(words, reason)
+    assert not judged(Along(torch.func.vmap(lambda f: torch.stack([f, -f])[0])))[2]
+
+
 def test_distances_are_named_that_torch_takes_in_two_ways_by_the_number_of_samples() -> None:
     class Distances(Classifier):
         def __init__(self, **options: str) -> None:

@@ -64,6 +64,7 @@ def two(x: Any) -> Any:
         ("a", "b"),
         (torch.ones(3), torch.zeros(3)),
         (torch.ones(2, 3), torch.ones(3, 2)),
+        (nn.functional, nn.init),
         (torch.eye(3).to_sparse(), torch.zeros(3, 3).to_sparse()),
         (torch.eye(3).to_sparse_csr(), torch.ones(3, 3).to_sparse_csr()),
         (torch.ones(3, device="meta"), torch.ones(4, device="meta")),

@@ -318,6 +318,10 @@ def laplacian(energy: Energy, x: Tensor) -> Tensor:
     return torch.func.vmap(lambda at: torch.func.jacrev(torch.func.jacrev(energy))(at).diagonal())(x)
 
 
+def of_samples(energy: Energy, x: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.grad(lambda at: 0.5 * energy(at) / 3))(x)
+
+
 def hessian(energy: Energy, x: Tensor) -> Tensor:
     return torch.func.vmap(torch.func.hessian(energy))(x).sum(1)
 
