@@ -210,7 +210,7 @@ KINDS: dict[str, Kind] = {
     "derivative: torch.func.grad": _features(lambda: bodies.Forces(lambda f, x: torch.func.grad(f)(x))),
     "derivative: torch.func.jvp": _features(lambda: bodies.Forces(bodies.along)),
     "derivative: Laplacian": _features(lambda: bodies.Forces(bodies.laplacian)),
-    "derivative: torch.func.grad of each sample": _features(lambda: bodies.Forces(bodies.of_samples)),
+    "derivative: vmap of grad": _features(lambda: bodies.Forces(bodies.of_samples)),
     "derivative: torch.func.hessian": _features(lambda: bodies.Forces(bodies.hessian), refused=("jacrev for jacfwd",)),
     "derivative: no_grad beside it": _features(lambda: bodies.Forces(bodies.with_no_grad), refused=("detach()",)),
     "derivative: dropout": _features(lambda: bodies.Forces(bodies.by_engine, 0.3), refused=("torch.rand",)),
