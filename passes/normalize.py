@@ -61,6 +61,7 @@ _ZEROED = {
     aten.new_empty_strided.default: aten.new_zeros.default,
 }
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
+_COPIES = ("aten.to", "aten._to_copy", "aten.clone")
 _NO_OPS = ("aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
 
 
@@ -79,7 +80,7 @@ class Normalize:
                 _make_dense(node)
             if is_aten(node, *_CHECKS):
                 module.graph.erase_node(node)
-            elif is_aten(node, "aten._to_copy") and not isinstance(node.args[0], fx.Node):
+            elif is_aten(node, *_NO_OPS, *_COPIES) and not isinstance(node.args[0], fx.Node):
                 _make_tensor(module.graph, node)
             elif is_aten(node, *_NO_OPS) or _is_no_op_copy(node) or _is_whole_slice(node):
                 node.replace_all_uses_with(_tensor_argument(node))
@@ -190,7 +191,7 @@ def _tensor_argument(node: fx.Node) -> fx.Node:
 
 def _is_no_op_copy(node: fx.Node) -> bool:
     """Whether a copy changes nothing: a functional graph cannot observe it."""
-    if not is_aten(node, "aten.to", "aten._to_copy", "aten.clone") or node.kwargs.get("memory_format") is not None:
+    if not is_aten(node, *_COPIES) or node.kwargs.get("memory_format") is not None:
         return False
     source, result = value_of(_tensor_argument(node)), value_of(node)
     same = source.dtype == result.dtype and source.device == result.device

@@ -9,6 +9,8 @@ negative numbers, the count of the last number, the first number.
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from elaswave_fx.config.keys import Config
@@ -17,8 +19,8 @@ from elaswave_fx.data import Source, load_batch
 Batch = dict[str, torch.Tensor]
 
 _EXAMINED = (16, 256)
-_EXAMINED_BYTES = 16 << 20
-"""Of large samples, such as images, fewer are examined: to read them takes time."""
+_EXAMINED_BYTES, _EXAMINED_S = 16 << 20, 0.5
+"""Of samples that are large, or slow to read, the first ones alone are examined."""
 
 
 def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
@@ -26,11 +28,15 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
     granule = max(config.parallel.granule, 1)
     first, both = 2 * granule, 5 * granule
     few, many = _EXAMINED
-    pool = load_batch(source.dataset, source.train, 0, max(both, few))
-    sample = sum(tensor.nbytes for tensor in pool.values()) // max(both, few)
-    examined = min(many, source.train.num_samples, _EXAMINED_BYTES // max(sample, 1))
-    if examined > max(both, few):
-        pool = load_batch(source.dataset, source.train, 0, examined)
+    few = max(both, few)
+    began_s = time.perf_counter()
+    pool = load_batch(source.dataset, source.train, 0, few)
+    sample_s = (time.perf_counter() - began_s) / few
+    sample_bytes = sum(tensor.nbytes for tensor in pool.values()) // few
+    many = min(many, source.train.num_samples, _EXAMINED_BYTES // max(sample_bytes, 1))
+    if many > few and many * sample_s < _EXAMINED_S:
+        rest = load_batch(source.dataset, source.train, few, many - few)
+        pool = {name: torch.cat([tensor, rest[name]]) for name, tensor in pool.items()}
     chosen = _most_different(torch.cat([_signs(tensor) for tensor in pool.values()], dim=1), both)
     return _part(pool, chosen[:first]), _part(pool, chosen[first:])
 

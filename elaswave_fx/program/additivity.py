@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import fx
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.batch_run import (
@@ -23,9 +22,9 @@ from elaswave_fx.program.batch_run import (
     trial_keys,
 )
 from elaswave_fx.program.coupling_rules import describe
-from elaswave_fx.program.ir import Program, ResultKind, calls, is_foreign, value_of
+from elaswave_fx.program.ir import Program, ResultKind, calls, is_foreign
 from elaswave_fx.program.sums import not_summed, sum_holds
-from elaswave_fx.program.totals import reductions, sum_nodes
+from elaswave_fx.program.totals import sum_nodes
 from elaswave_fx.program.trial_values import told_apart
 
 _Gradients = dict[str, torch.Tensor]
@@ -46,48 +45,6 @@ def additivity(program: Program, state: State, batch: Batch, more: Batch | None 
         return _not_sums(program, sums, 1e-7 if double else 1e-3) or _not_gradients(program, gradients, double)
 
     return precisely(compare)
-
-
-def means_among_sums(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
-    """Means over samples that reach loss or count beside sums, whatever they are in a trial: a penalty that none of the
-    examples has is 0 there.
-
-    What reductions give is replaced, by sums that add up and by equal means. What is behind them is linear, see
-    `totals.py`.
-    """
-    kinds = reductions(program)
-    needed = _behind(program, kinds)
-    draws = torch.Generator().manual_seed(0)
-
-    def compare(double: bool) -> tuple[str, ...]:
-        runs = cut_batch(program, state, batch, trial_keys(count_samples(batch)), program.granule, double)
-        for node in calls(program.graph.graph):
-            if node in kinds:
-                like = torch.empty(tuple(value_of(node).shape), dtype=torch.float64 if double else value_of(node).dtype)
-                head, tail = (1 + torch.rand_like(like, generator=draws) for _ in range(2))
-                for run, value in zip(runs, (head + tail, head, tail) if kinds[node] else [head] * 3, strict=True):
-                    run.known[node] = value
-            elif node in needed:
-                for run in runs:
-                    run.call(node)
-        sums = tuple([float(run.value(node)) for _, node in sum_nodes(program)] for run in runs)
-        return _not_sums(program, sums, 1e-7 if double else 1e-3)
-
-    means = ", ".join(describe(node) for node, is_sum in kinds.items() if not is_sum)
-    with torch.no_grad():
-        return tuple(f"{each}, as {means} is none" if means else each for each in precisely(compare))
-
-
-def _behind(program: Program, replaced: Mapping[fx.Node, bool]) -> set[fx.Node]:
-    """Calls that loss and count need beside what is replaced."""
-    found: set[fx.Node] = set()
-    stack = [node for _, node in sum_nodes(program)]
-    while stack:
-        node = stack.pop()
-        if node not in found and node not in replaced:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
 
 
 def _not_sums(program: Program, sums: tuple[list[float], ...], tolerance: float) -> tuple[str, ...]:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from elaswave_fx.program.additivity import additivity, doubled, means_among_sums, refuse_mean
+from elaswave_fx.program.additivity import additivity, doubled, refuse_mean
 from elaswave_fx.program.batch_run import Batch, State
 from elaswave_fx.program.coupling_rules import coupled_by_rule
 from elaswave_fx.program.coupling_trial import Couplings, coupled_by_trial
 from elaswave_fx.program.ir import Program
 from elaswave_fx.program.later_buffers import later_state
+from elaswave_fx.program.mixed_totals import means_among_sums
 from elaswave_fx.program.samples import locate_samples
 from elaswave_fx.program.totals import bent_totals
 

@@ -29,18 +29,35 @@ from elaswave_fx.program.batch_run import (
 )
 from elaswave_fx.program.coupling_rules import describe, sorts_samples
 from elaswave_fx.program.dependence import Nature, natures
-from elaswave_fx.program.ir import Program, argument, calls, is_aten, is_getitem, output_nodes, placeholders, value_of
+from elaswave_fx.program.ir import (
+    Program,
+    argument,
+    calls,
+    is_aten,
+    is_foreign,
+    is_getitem,
+    output_nodes,
+    placeholders,
+    value_of,
+)
 from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
 
 _GROUPED = "grouped_mm"
 """Part of the names of products of each expert's rows, which begin at an offset: torch's and transformers'."""
-_INDEXED = ("aten.gather", "aten.index", "aten.index_select", "aten.take", "aten._unsafe_index")
+_INDEXED = (
+    "aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take", "aten.take_along_dim",
+    "aten._unsafe_index",
+)  # fmt: skip
+"""Calls that take rows of their first argument."""
 _INTEGER_ARITHMETIC = (
     "aten.add", "aten.clamp", "aten.div", "aten.floor_divide", "aten.maximum", "aten.minimum", "aten.mul",
     "aten.remainder", "aten.rsub", "aten.sub", "aten.where",
 )  # fmt: skip
 
-_WRITTEN = ("aten.index_put", "aten.scatter", "aten.index_copy", "aten.index_add", "aten.scatter_add")
+_WRITTEN = (
+    "aten.index_add", "aten.index_copy", "aten.index_put", "aten.index_reduce", "aten.scatter", "aten.scatter_add",
+    "aten.scatter_reduce",
+)  # fmt: skip
 """Calls that write rows at given places."""
 _SEARCHES = ("aten.searchsorted", "aten.bucketize")
 _SHAPE_ALONE = (
@@ -130,8 +147,8 @@ def _compare_parts(
             counted.add(node)
         if any(source in of_samples and isinstance(value_of(source), torch.Tensor) for source in _read_by(node)):
             of_samples.add(node)
-        ranked = _reads_rank(node, ranks, of_samples)
-        if (ranked and _is_integer(node)) or _ranks_samples(node, axes, shuffled):
+        ranked = _reads_rank(node, axes, ranks, of_samples, placed)
+        if (ranked and _may_be_ranks(node)) or _ranks_samples(node, axes, shuffled):
             ranks.add(node)
             ranked = False
         touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(_read_by(node)))
@@ -208,7 +225,7 @@ def _is_counted(
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+    if not _is_of_integers(value):
         return False
     parts = [run.known[node] for run in runs[1:]]
     if any(part.shape != value.shape for part in parts):
@@ -244,13 +261,22 @@ def _ranks_samples(node: fx.Node, axes: SampleAxes, shuffled: set[fx.Node]) -> b
     return is_aten(node, "aten.argsort") and sorts_samples(node, axes)
 
 
-def _reads_rank(node: fx.Node, ranks: set[fx.Node], of_samples: set[fx.Node]) -> bool:
-    """Whether a call computes with ranks of samples in their batch. Rows taken, or written, in an order couple nothing
-    once it is undone; what has no rows of the samples, such as a table of weights by rank, is not in an order."""
+def _reads_rank(
+    node: fx.Node, axes: SampleAxes, ranks: set[fx.Node], of_samples: set[fx.Node], placed: set[fx.Node]
+) -> bool:
+    """Whether a call computes with ranks of samples in their batch.
+
+    Rows of the samples that are taken, or written, in an order couple nothing once it is undone. What has no rows of
+    the samples, such as a table of weights by rank, is not in an order.
+    """
     if ranks.isdisjoint(_read_by(node)):
         return False
+    if is_foreign(node):
+        return of_samples.isdisjoint(set(_read_by(node)) - ranks)  # else the trial tells whether rows come back
     rows = node.args[0] if is_aten(node, *_INDEXED) else _rows_written(node)
-    return rows not in of_samples or rows in ranks
+    if not isinstance(rows, fx.Node) or rows in ranks:
+        return True
+    return rows not in of_samples and (axes.of(rows) is None or rows in placed)
 
 
 def _rows_written(node: fx.Node) -> Any:
@@ -259,10 +285,13 @@ def _rows_written(node: fx.Node) -> Any:
     return node.args[2 if is_aten(node, "aten.index_put") else 3]
 
 
-def _is_integer(node: fx.Node) -> bool:
+def _may_be_ranks(node: fx.Node) -> bool:
+    """Whether a value is made of integers, or is what a sort returns."""
     value = value_of(node)
-    if not isinstance(value, torch.Tensor):
-        return True  # both results of a sort
+    return not isinstance(value, torch.Tensor) or _is_of_integers(value)
+
+
+def _is_of_integers(value: torch.Tensor) -> bool:
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.errors import CaptureError
-from elaswave_fx.program.ir import calls, module_of, value_of
+from elaswave_fx.program.ir import calls, module_of, tensors_in, value_of
 
 SPARSE_PRODUCT = "torch.zeros(rows, width).index_add(0, row, value[:, None] * h[column])"
 
@@ -40,12 +40,12 @@ def refuse_not_dense(name: str, tensor: torch.Tensor) -> None:
 def refuse_not_dense_values(graph: fx.Graph) -> None:
     """Raise CaptureError for a call whose result is not dense."""
     for node in calls(graph):
-        value = value_of(node)
-        kind = _other_kind(value) if isinstance(value, torch.Tensor) else None
+        kind = next(filter(None, map(_other_kind, tensors_in(value_of(node)))), None)
         if kind is not None:
+            way_out = f"; a way out for a sparse matrix times h is {SPARSE_PRODUCT}" if "sparse" in kind else ""
             raise CaptureError(
                 f"model: {node.target} in {module_of(node)} makes a {kind} tensor, and forward is captured with dense "
-                f"ones; a way out for a sparse matrix times h is {SPARSE_PRODUCT}"
+                f"ones{way_out}"
             )
 
 

@@ -24,6 +24,7 @@ _WITHOUT_BRANCHES = (
 _OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
 _GUARD = re.compile(r"data-dependent expression (?P<asked>.+?) \(unhinted.*Size-like symbols: (?P<sizes>[^)]*)\)")
 _PACKING = ("pack_padded_sequence", "pack_sequence", "pad_packed_sequence", "unpack_sequence")
+_OF_SPARSE = re.compile(r"Sparse ?\w* ?[Tt]ensor|'Sparse\w*' backend")
 _LEAKED = re.compile("fake tensor in the exported program constant's list")
 
 
@@ -50,10 +51,10 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
         return first, _WITHOUT_BRANCHES
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         first = f"{error.func} looks at values that only the data tells"
-    if "Sparse" in first:
-        return f"forward computes with a sparse tensor ({first})", f"the dense one, or, times h, {SPARSE_PRODUCT}"
     if isinstance(error, _DATA_DEPENDENT) or "data-dependent" in first:
         return first, _WITHOUT_BRANCHES
+    if isinstance(error, RuntimeError) and _OF_SPARSE.search(first):
+        return f"forward computes with a sparse tensor ({first})", f"the dense one, or, times h, {SPARSE_PRODUCT}"
     if isinstance(error, UnsupportedOperatorException):
         return f"torch cannot tell the shape of what {error.func} returns", (
             "another operator, or torch.library.register_fake for one of your own"

@@ -98,7 +98,7 @@ def _what_makes_a_number(frame: FrameType | None) -> str:
     reads = "calls an operator that reads the number of samples as a plain number"
     while frame is not None and not frame.f_code.co_filename.endswith("/_functorch/vmap.py"):
         frame = frame.f_back
-    return reads if frame is None else f"{reads}, as torch.cat does under torch.vmap; torch.stack does not"
+    return reads if frame is None else f"{reads}; under torch.vmap torch.cat does so, torch.stack does not"
 
 
 def _asked_by(frame: FrameType | None) -> str:

@@ -9,6 +9,8 @@ This is a rule, as a trial sees only one side of a limit.
 
 from __future__ import annotations
 
+from enum import Enum
+
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
@@ -43,8 +45,10 @@ _LINEAR_IN_EACH = (
 )  # fmt: skip
 """Linear while only one argument is made of samples."""
 _NO_SUMS = (
-    "aten.amax", "aten.amin", "aten.linalg_norm", "aten.linalg_vector_norm", "aten.logsumexp", "aten.max",
-    "aten.median", "aten.min", "aten.nanmean", "aten.nanmedian", "aten.norm", "aten.prod", "aten.std", "aten.var",
+    "aten.amax", "aten.amin", "aten.aminmax", "aten.dist", "aten.linalg_matrix_norm", "aten.linalg_norm",
+    "aten.linalg_vector_norm", "aten.logsumexp", "aten.max", "aten.median", "aten.min", "aten.nanmean",
+    "aten.nanmedian", "aten.nanquantile", "aten.norm", "aten.prod", "aten.quantile", "aten.std", "aten.std_mean",
+    "aten.var", "aten.var_mean",
 )  # fmt: skip
 _BY_GROUPS = ("aten.index_reduce", "aten.scatter_reduce", "aten.segment_reduce")
 _LABELLED = ("aten.cross_entropy_loss", "aten.nll_loss", "aten.nll_loss2d", "aten.nll_loss_nd")
@@ -115,23 +119,44 @@ def _is_weighted_mean(node: fx.Node) -> bool:
     return is_aten(node, *_LABELLED) and argument(node, "reduction", _MEAN) == _MEAN
 
 
-def reductions(program: Program) -> dict[fx.Node, bool]:
-    """Calls that make floats of a whole batch from those of its samples -> whether the result is a sum over samples. If
-    not, it is a mean over them, or that of one."""
+class Reduction(Enum):
+    """What a reduction gives of a whole batch."""
+
+    SUM = "a sum over samples"
+    MEAN = "a mean over samples"
+    ONE = "the value of one sample"
+
+
+def reductions(program: Program) -> dict[fx.Node, Reduction]:
+    """Calls that make floats of a whole batch from those of its samples, and that reach loss or count through nothing
+    but totals."""
     totals = _totals(program)
-    found: dict[fx.Node, bool] = {}
-    for node in calls(program.graph.graph):
-        value = value_of(node)
-        if node not in totals or not totals.isdisjoint(node.all_input_nodes) or not isinstance(value, torch.Tensor):
+    found: dict[fx.Node, Reduction] = {}
+    seen: set[fx.Node] = set()
+    stack = [node for _, node in sum_nodes(program)]
+    while stack:
+        node = stack.pop()
+        if node in seen or node not in totals:
             continue
-        if not value.is_floating_point():
-            continue
-        reduction = _reduction(node)
-        if is_aten(node, "aten.sum", *_LINEAR_IN_EACH) or reduction == _SUM:
-            found[node] = True
-        elif is_aten(node, "aten.mean", "aten.select") or reduction == _MEAN:
-            found[node] = False
+        seen.add(node)
+        read = totals.intersection(node.all_input_nodes)
+        stack += read
+        kind = None if read else _kind_of(node)
+        if kind is not None:
+            found[node] = kind
     return found
+
+
+def _kind_of(node: fx.Node) -> Reduction | None:
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return None
+    reduction = _reduction(node)
+    if is_aten(node, "aten.sum", *_LINEAR_IN_EACH) or reduction == _SUM:
+        return Reduction.SUM
+    if is_aten(node, "aten.mean") or reduction == _MEAN:
+        return Reduction.MEAN
+    return Reduction.ONE if is_aten(node, "aten.select", "aten.slice", "aten.narrow") else None
 
 
 def _reduction(node: fx.Node) -> int | None:

@@ -121,12 +121,24 @@ BENT: dict[str, tuple[nn.Module, str]] = {
     "largest": (Totals(lambda losses: losses.sum() + 0 * losses.max()), "max.* loss is no sum over samples"),
     "mean over labels": (MeanTimesSamples(layers=1), "mean over the labels that count, and reduction='sum' is the sum"),
     "a mean times a count": (Totals(lambda losses: losses.mean() * (losses > -1).sum()), "mul.* return the sum itself"),
-    "a mean of what none has": (Totals(lambda losses: losses.sum() + far(losses).mean()), "aten.mean.* is none"),
+    "a mean of what none has": (
+        Totals(lambda losses: losses.sum() + far(losses).mean()),
+        "aten.mean.*, a mean over samples in the loss, which",
+    ),
     "half of it": (Totals(lambda losses: losses.sum() + (far(losses).sum() / losses.shape[0]).div(2)), "not the sum"),
-    "that of one": (Totals(lambda losses: losses.sum() + far(losses)[0]), "aten.select.* is none"),
+    "that of one": (Totals(lambda losses: losses.sum() + far(losses)[0]), "aten.select.*, the value of one"),
+    "that of the first": (
+        Totals(lambda losses: losses.sum() + far(losses)[:1].sum()),
+        "aten.slice.*, the value of one",
+    ),
+    "one of two means": (
+        Totals(lambda losses: losses.mean() * losses.shape[0] + far(losses).mean()),
+        "^aten.mean.default in the model, a mean over samples in the loss, which is their sum$",
+    ),
+    "variance of what none has": (Totals(lambda losses: losses.sum() + torch.var_mean(far(losses))[0]), "var_mean"),
     "a mean loss": (
         Totals(lambda losses: losses.sum() + F.mse_loss(far(losses), 0 * losses)),
-        "aten.mse_loss.* is none",
+        "aten.mse_loss.*, a mean over samples",
     ),
     "where": (Totals(lambda losses: torch.where(losses.sum() > -1, losses.sum(), 0.0)), "where"),
 }
@@ -134,6 +146,8 @@ LINEAR: dict[str, nn.Module] = {
     "weights": Totals(lambda losses: 0.5 * losses.sum() / 3 + losses.square().sum() * torch.tensor(0.1)),
     "stacked": Totals(lambda losses: torch.stack([losses.sum(), losses.exp().sum()]).sum()),
     "a product": Totals(lambda losses: torch.stack([losses.sum(), losses.sum()]) @ torch.tensor([0.5, 2.0])),
+    "an integer of floats": Totals(torch.sum, lambda ones: ones.sum().int()),
+    "of another dtype": Totals(torch.sum, lambda ones: ones.sum(dtype=torch.float32).long()),
     "means times samples": Totals(lambda losses: losses.sum() + far(losses).mean() * losses.shape[0]),
     "a mean over each": Totals(lambda losses: losses.sum() + far(torch.stack([losses, -losses], 1)).mean(1).sum()),
     "another dtype": Totals(lambda losses: losses.sum().double().float(), lambda ones: (ones > 0).sum().float()),
@@ -331,7 +345,7 @@ def test_what_makes_a_number_of_the_batch_size_is_named_with_a_cure(count: Calla
 def test_an_operator_that_makes_a_number_of_the_batch_size_under_vmap_is_named() -> None:
     joined = torch.func.vmap(lambda f: torch.cat([f, -f])[:WIDTH])
     (reason,) = judged(Along(joined))[2]
-    words = "<lambda>, line .* calls an operator that reads the number of samples as a plain number, as torch.cat does"
+    words = "<lambda>, line .* reads the number of samples as a plain number; under torch.vmap torch.cat"
     assert re.search(words, reason)
     assert not judged(Along(torch.func.vmap(lambda f: torch.stack([f, -f])[0])))[2]
 
@@ -663,11 +677,23 @@ def of_all(order: Tensor) -> Tensor:
     return torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0]))[:, None]
 
 
+def positions(rows: Tensor) -> Tensor:
+    """Of tokens in their samples, along the tokens of a batch."""
+    return torch.linspace(0, 1, TOKENS)[:, None].repeat(rows.shape[0] // TOKENS, 1)
+
+
 UNDONE: dict[str, Undo] = {
     "argsort": lambda rows, order: rows[order.argsort()],
     "index_copy": lambda rows, order: torch.empty_like(rows).index_copy(0, order, rows),
     "scatter": lambda rows, order: torch.zeros_like(rows).scatter(0, order[:, None].expand_as(rows), rows),
     "index_add": lambda rows, order: torch.zeros_like(rows).index_add(0, order, rows),
+    "scatter_reduce": lambda rows, order: torch.zeros_like(rows).scatter_reduce(
+        0, order[:, None].expand_as(rows), rows, "sum"
+    ),
+    "take_along_dim": lambda rows, order: rows.take_along_dim(order.argsort()[:, None], 0),
+    "embedding": lambda rows, order: F.embedding(order.argsort(), rows),
+    "places": lambda rows, order: (rows + positions(rows)[order])[order.argsort()] - positions(rows),
+    "ones": lambda rows, order: (rows * torch.ones(rows.shape[0])[order][:, None])[order.argsort()],
 }
 
 

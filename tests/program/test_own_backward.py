@@ -199,7 +199,8 @@ without = Without.apply
 class Published(Classifier):
     def __init__(self, recomputed: type[Function]) -> None:
         super().__init__(layers=1)
-        self.layer, self.recomputed = nn.Linear(WIDTH, WIDTH), recomputed
+        self.recomputed = recomputed
+        self.layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
 
     def features(self, x: Tensor) -> Tensor:
         features = without(super().features(x))
@@ -212,16 +213,16 @@ class Published(Classifier):
 @pytest.mark.parametrize("recomputed", [Recomputed, Checkpointed])
 def test_a_grad_mode_inside_forward_ends_with_it(recomputed: type[Function]) -> None:
     model, batch = Published(recomputed), vectors(4, 3)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    program = Normalize().apply(capture(model, (vectors(2, 1), vectors(3, 2)), granule=1))
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    program = Normalize().apply(capture(model, (vectors(4, 1), vectors(6, 2)), granule=2))
     check_gradients(model, program, batch, batch)
     assert any(node.target is torch.ops.aten.detach.default for node in program.graph.graph.nodes)
-    after = dict(model.named_parameters())
-    assert all(after[name].dtype == torch.float32 and torch.equal(after[name], before[name]) for name in before)
+    after = model.state_dict()
+    assert all(after[name].dtype == before[name].dtype and torch.equal(after[name], before[name]) for name in before)
 
 
 def test_gradients_of_parameters_that_a_layer_holds_are_compared_too() -> None:
     model, batch = Published(Halved), vectors(4, 3)
-    program = Normalize().apply(capture(model, (vectors(2, 1), vectors(3, 2)), granule=1))
+    program = Normalize().apply(capture(model, (vectors(4, 1), vectors(6, 2)), granule=2))
     with pytest.raises(CaptureError, match="the backward of Halved or Without is not"):
         check_gradients(model, program, batch, batch)

@@ -1,0 +1,97 @@
+"""Means over samples that reach loss or count, which are sums over samples, whatever they are in a trial.
+
+    l.sum() + relu(abs(h) - 3).mean()   ->  "aten.mean.default in the model, a mean over samples in the loss, which …"
+    l.sum() + h.mean() * h.shape[0]     ->  nothing
+
+A penalty that none of the examples has is 0 there, and so is its effect on `additivity`. What reductions over samples
+give is therefore replaced, by sums that add up and by equal means. Everything behind them is linear, see `totals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import fx
+
+from elaswave_fx.program.batch_run import Batch, BatchRun, State, count_samples, cut_batch, precisely, trial_keys
+from elaswave_fx.program.coupling_rules import describe
+from elaswave_fx.program.ir import Program, ResultKind, calls, value_of
+from elaswave_fx.program.sums import sum_holds
+from elaswave_fx.program.totals import Reduction, reductions, sum_nodes
+
+_Runs = tuple[BatchRun, BatchRun, BatchRun]
+
+
+def means_among_sums(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
+    """Reasons why loss and count are no sums over samples; empty if they are."""
+    kinds = reductions(program)
+    if not kinds:
+        return ()
+    needed = _needed(program, kinds)
+
+    def unlike(among: Collection[fx.Node]) -> list[ResultKind]:
+        """Which of loss and count are no sums if these reductions alone are not 0."""
+
+        def compare(double: bool) -> list[ResultKind]:
+            runs = cut_batch(program, state, batch, trial_keys(count_samples(batch)), program.granule, double)
+            _run(program, runs, needed, {node: kind for node, kind in kinds.items() if node in among}, kinds)
+            tolerance = 1e-7 if double else 1e-3
+            return [kind for kind, node in sum_nodes(program)
+                    if not sum_holds(*(float(run.value(node)) for run in runs), tolerance=tolerance)]  # fmt: skip
+
+        with torch.no_grad():
+            return precisely(compare)
+
+    found = unlike(kinds)
+    if not found:
+        return ()
+    apart = [node for node, kind in kinds.items() if kind != Reduction.SUM and unlike([node])]
+    of = found[0].value
+    means = (f"{describe(node)}, {kinds[node].value} in the {of}, which is their sum" for node in apart)
+    return tuple(means) or (f"the {of} of a batch is not the sum over its parts",)
+
+
+def _needed(program: Program, replaced: Mapping[fx.Node, Reduction]) -> list[fx.Node]:
+    """Calls that loss and count take, besides those that only replaced ones need, in order."""
+    found: set[fx.Node] = set()
+    stack = [node for _, node in sum_nodes(program)]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += [] if node in replaced else node.all_input_nodes
+    return [node for node in calls(program.graph.graph) if node in found]
+
+
+def _run(
+    program: Program,
+    runs: _Runs,
+    needed: list[fx.Node],
+    drawn: Mapping[fx.Node, Reduction],
+    replaced: Collection[fx.Node],
+) -> None:
+    """Run calls on a batch and its two parts; of those that are replaced, only `drawn` are not 0."""
+    outputs = {node for _, node in sum_nodes(program)}
+    last = {source: node for node in needed for source in node.all_input_nodes}
+    draws = torch.Generator().manual_seed(0)
+    for node in needed:
+        if node in replaced:
+            for run, value in zip(runs, _values(node, drawn.get(node), draws, runs[0].double), strict=True):
+                run.known[node] = value
+            continue
+        for run in runs:
+            run.call(node)
+            for source in node.all_input_nodes:
+                if last[source] is node and source not in outputs:
+                    run.forget(source)
+
+
+def _values(node: fx.Node, kind: Reduction | None, draws: torch.Generator, double: bool) -> tuple[torch.Tensor, ...]:
+    """Values for the batch and its parts: whole numbers, which a cast to integers keeps."""
+    value = value_of(node)
+    shape, dtype = tuple(value.shape), torch.float64 if double else value.dtype
+    if kind is None:
+        return (torch.zeros(shape, dtype=dtype),) * 3
+    head, tail = (torch.randint(100, 120, shape, generator=draws).to(dtype) for _ in range(2))
+    return (head + tail, head, tail) if kind == Reduction.SUM else (head, head, head)
