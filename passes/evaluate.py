@@ -10,6 +10,7 @@ Three rewrites of calls:
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ from elaswave_fx.program.ir import (
 from elaswave_fx.program.keyed_draws import DRAWS, DROPOUT, draws
 from elaswave_fx.program.mode_calls import ModeCalls, operator_name
 from elaswave_fx.program.state_kept import state_kept
-from elaswave_fx.program.trial_values import perturbed
+from elaswave_fx.program.trial_values import FAR, perturbed
 
 aten = torch.ops.aten
 
@@ -128,7 +129,7 @@ def evaluation_agrees(
     spread of the model's draws in evaluation.
 
     Perturbed parameters and buffers must agree too: a gate that starts at 0, or an average that starts at its target,
-    hides a difference between the modes. So may a bound that no value reaches yet: see `ModeCalls`.
+    hides a difference between the modes. So may a bound that no value reaches yet: see `ModeCalls`, and `FAR`.
     """
     samples = len(next(iter(batch.values()))) if program.dynamic_batch else program.granule
     part = {name: tensor[:samples].clone() for name, tensor in batch.items()}
@@ -137,15 +138,29 @@ def evaluation_agrees(
     try:
         if not _evaluates(program, model, state, part) or _calls_differ(program, model, part):
             return False
-        with state_kept(model), contextlib.suppress(RuntimeError, ValueError):  # state that cannot be moved is not
-            moved = {name: perturbed(tensor, name) for name, tensor in state.items()}
-            with torch.no_grad():
-                for name, tensor in _state_of(model):
-                    tensor.copy_(moved[name])
-            return _evaluates(program, model, moved, part)
-        return True
+        return all(_evaluates_with(factor, program, model, state, part) for factor in (1.0, FAR))
     finally:
         model.train(was_training)
+
+
+def _evaluates_with(
+    factor: float,
+    program: Program,
+    model: torch.nn.Module,
+    state: Mapping[str, torch.Tensor],
+    batch: Mapping[str, torch.Tensor],
+) -> bool:
+    """Whether both agree with other parameters and buffers, parameters `factor` times as large; True where either does
+    not run with those."""
+    parameters = {name for name, _ in model.named_parameters()}
+    with state_kept(model), contextlib.suppress(RuntimeError, ValueError):
+        moved = {name: perturbed(tensor, name) * (factor if name in parameters and tensor.is_floating_point() else 1)
+                 for name, tensor in state.items()}  # fmt: skip
+        with torch.no_grad():
+            for name, tensor in _state_of(model):
+                tensor.copy_(moved[name])
+        return _evaluates(program, model, moved, batch, far=factor != 1.0)
+    return True
 
 
 def _calls_differ(program: Program, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> bool:
@@ -157,7 +172,11 @@ def _calls_differ(program: Program, model: torch.nn.Module, batch: Mapping[str, 
 
 
 def _evaluates(
-    program: Program, model: torch.nn.Module, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
+    program: Program,
+    model: torch.nn.Module,
+    state: Mapping[str, torch.Tensor],
+    batch: Mapping[str, torch.Tensor],
+    far: bool = False,
 ) -> bool:
     """Whether both agree once a model in training has got into evaluation mode, which may not change state, as by
     averages in the place of weights."""
@@ -166,7 +185,7 @@ def _evaluates(
     try:
         now = dict(_state_of(model))
         same = now.keys() == before.keys() and all(_equal(now[name], tensor) for name, tensor in before.items())
-        return same and _agrees(program, model, state, batch)
+        return same and _agrees(program, model, state, batch, far)
     finally:
         model.train()
 
@@ -201,14 +220,18 @@ def _live_operators(program: Program) -> tuple[Counter[str], int]:
 
 
 def _agrees(
-    program: Program, model: torch.nn.Module, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
+    program: Program,
+    model: torch.nn.Module,
+    state: Mapping[str, torch.Tensor],
+    batch: Mapping[str, torch.Tensor],
+    far: bool,
 ) -> bool:
-    tolerance = 2e-2 if program.float_dtypes() & {torch.bfloat16, torch.float16} else 1e-5
+    tolerance = 2e-2 if program.float_dtypes() & {torch.bfloat16, torch.float16} else 1e-4 if far else 1e-5
     with torch.no_grad(), contextlib.suppress(UnknownDraw), EqualDraws():
         ours = run_evaluation(program, state, batch)
         twice = (_seeded(model, batch, 0), _seeded(model, batch, 0))  # it may change what it reads
         return all(
-            abs(one - float(ours[kind])) <= tolerance * max(1.0, abs(one))
+            abs(one - float(ours[kind])) <= tolerance * max(1.0, abs(one)) or (far and not math.isfinite(one))
             for theirs in twice
             for one, kind in zip(theirs, ("loss", "count"), strict=True)
         )

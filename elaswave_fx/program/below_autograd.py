@@ -6,8 +6,8 @@
 
 torch.export traces above autograd, where a call of autograd.grad or torch.func.grad has no operators. Tracing below it
 sees all operators, but neither torch.no_grad() nor the origin of a detach: the engine itself detaches tensors saved for
-a backward pass and reattaches them to the graph. The model's own detaches are therefore traced as calls of a separate
-operator, and other detaches are removed.
+a backward pass and reattaches them to the graph. The model's own detaches, and what enters a no_grad(), are therefore
+traced as calls of a separate operator, and other detaches are removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from unittest import mock
 import torch
 from torch._functorch import eager_transforms
 from torch.export import ExportedProgram, _trace
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
+from elaswave_fx.program.eager_answers import in_own_function
 from elaswave_fx.program.exportable import Exportable
 
 _DETACH = torch.Tensor.detach
@@ -51,7 +54,7 @@ def refuse_derivatives() -> Iterator[None]:
 def export_below_autograd(wrapped: Exportable, inputs: Sequence[torch.Tensor], shapes: Any) -> ExportedProgram:
     """A functional graph like that of torch.export.export, with the calls that autograd makes."""
     with (
-        wrapped.recorded(),
+        wrapped.recorded(_SeesNoGrad()),
         mock.patch("torch.autograd.grad", _gradient),
         mock.patch("torch.autograd.backward", _refuse_backward),
         mock.patch.object(torch.Tensor, "detach", _detached),
@@ -65,6 +68,23 @@ def export_below_autograd(wrapped: Exportable, inputs: Sequence[torch.Tensor], s
         elif node.target == _MARKED:
             node.target = torch.ops.aten.detach.default
     return exported
+
+
+class _SeesNoGrad(TorchFunctionMode):
+    """Detaches the arguments of calls under no_grad(), but for those that a call writes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_grad_enabled() or in_own_function():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        written = args[:1] if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) else ()
+        read, kwargs = tree_map_only(torch.Tensor, _detached_if_recorded, (args[len(written) :], kwargs))
+        return func(*written, *read, **kwargs)
+
+
+def _detached_if_recorded(tensor: torch.Tensor) -> torch.Tensor:
+    return _detached(tensor) if tensor.requires_grad else tensor
 
 
 def _refuse(*_: Any, **__: Any) -> Any:

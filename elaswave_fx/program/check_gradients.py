@@ -21,15 +21,13 @@ from elaswave_fx.program.ir import Program, ResultKind, named_operator
 from elaswave_fx.program.later_buffers import later_state
 from elaswave_fx.program.own_backward import WAY_OUT, own_functions, recorded_calls, refuse_other_backward
 from elaswave_fx.program.state_kept import SEED, state_kept
-from elaswave_fx.program.trial_values import TIMES_NOISE, perturbed, rounded_otherwise
+from elaswave_fx.program.trial_values import FAR, TIMES_NOISE, perturbed, rounded_otherwise
 
 _EXACT = 1e-3
 _TOLERANCE = {torch.float32: _EXACT, torch.float64: 1e-6}
 _TOLERANCE_OF_OTHERS = 0.1
 _SCALES = (2.0**-16, 2.0**16)
 """Factors of the loss, with which gradients scale unless some code depends on their magnitude."""
-_FAR = 4.0
-"""Factor of weights at which limits such as relu(abs(h) - 3) are reached."""
 _Gradients = dict[str, torch.Tensor | None]
 
 
@@ -68,7 +66,7 @@ def check_gradients(
                 )
     near = {**before, **{name: perturbed(parameter.detach(), name) for name, parameter in trained.items()}}
     other = {**near, **{name: _not_zero(near[name]) for name, parameter in trained.items() if _is_small(parameter)}}
-    far = {**other, **{name: _FAR * other[name] for name in trained}}
+    far = {**other, **{name: FAR * other[name] for name in trained}}
     _has_gradients(model, program, other_batch, far, functions)
     for state in (later_state(program, other), other, near):
         if state is not None and _has_gradients(model, program, other_batch, state, functions):
@@ -203,8 +201,8 @@ def _backward(
 def _gradient_reason(model: nn.Module, functions: list[type[torch.autograd.Function]], program: Program) -> str:
     if any("_backward" in str(node.target) for node in program.graph.graph.nodes):
         return (
-            "forward takes derivatives, and beside those torch.no_grad() is not seen, nor are some operators "
-            "differentiated once more; a way out is detach() for no_grad(), torch.func.jacrev for jacfwd and jvp"
+            "forward takes derivatives, and some operators are not differentiated once more; a way out is "
+            "torch.func.jacrev for jacfwd and jvp"
         )
     if functions:
         names = " or ".join(dict.fromkeys(function.__name__ for function in functions))

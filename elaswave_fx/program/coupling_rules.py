@@ -56,7 +56,8 @@ def _couples(node: fx.Node, axes: SampleAxes) -> bool:
     if axes.mixed(node) and not axes.data_dependent(node):
         return not any(axes.mixed(source) for source in node.all_input_nodes)  # one name is enough
     if is_aten(node, *_BATCH_STATISTICS):
-        return bool(argument(node, "training", True)) and 1 not in _dims(node.args[0], axes.symbol)
+        dims = _dims(node.args[0], axes.symbol)  # none, where weights are standardized by it
+        return bool(argument(node, "training", True)) and bool(dims) and 1 not in dims
     if _divides_by_frequency(node):
         return True
     if is_aten(node, *_ALONG_DIM):

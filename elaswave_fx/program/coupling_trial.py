@@ -28,10 +28,9 @@ from elaswave_fx.program.batch_run import (
     trial_keys,
 )
 from elaswave_fx.program.coupling_rules import describe, sorts_samples
-from elaswave_fx.program.dependence import Nature, natures
+from elaswave_fx.program.dependence import Nature, natures, values_read
 from elaswave_fx.program.ir import (
     Program,
-    argument,
     calls,
     is_aten,
     is_foreign,
@@ -60,13 +59,6 @@ _WRITTEN = (
 )  # fmt: skip
 """Calls that write rows at given places."""
 _SEARCHES = ("aten.searchsorted", "aten.bucketize")
-_SHAPE_ALONE = (
-    "aten.empty_like", "aten.full_like", "aten.new_empty", "aten.new_full", "aten.new_ones", "aten.new_zeros",
-    "aten.ones_like", "aten.rand_like", "aten.randn_like", "aten.zeros_like",
-)  # fmt: skip
-_LOSS_GRADIENTS = ("aten.nll_loss_backward", "aten.nll_loss2d_backward")
-_MEAN = 1
-"""Of PyTorch's numbers of reductions."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +137,13 @@ def _compare_parts(
             shared.add(node)
         elif _is_counted(node, axes, runs, counted | shared, of_samples) or _is_spread(node, axes, counted, of_samples):
             counted.add(node)
-        if any(source in of_samples and isinstance(value_of(source), torch.Tensor) for source in _read_by(node)):
+        if any(source in of_samples and isinstance(value_of(source), torch.Tensor) for source in values_read(node)):
             of_samples.add(node)
         ranked = _reads_rank(node, axes, ranks, of_samples, placed)
         if (ranked and _may_be_ranks(node)) or _ranks_samples(node, axes, shuffled):
             ranks.add(node)
             ranked = False
-        touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(_read_by(node)))
+        touched = axes.of(node) is not None and (weighs or not shared.isdisjoint(values_read(node)))
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
         if kinds[node] != Nature.MAIN and not disordered and not touched and not ranked:
             # Positions in the batch and the like matter only where they reach the samples' values.
@@ -174,18 +166,6 @@ def _compare_parts(
     return Couplings(tuple(reasons), frozenset(shuffled))
 
 
-def _read_by(node: fx.Node) -> Iterator[fx.Node]:
-    """The inputs whose values a call computes with: not that whose shape alone it takes, and no total weight of targets
-    for a loss that is a sum."""
-    if is_getitem(node):
-        return _read_by(node.args[0])  # type: ignore[arg-type]
-    if is_aten(node, *_SHAPE_ALONE):
-        return iter(())
-    is_sum = is_aten(node, *_LOSS_GRADIENTS) and argument(node, "reduction") != _MEAN
-    unused = argument(node, "total_weight") if is_sum else None
-    return (source for source in node.all_input_nodes if source is not unused)
-
-
 def _is_shared(
     node: fx.Node,
     axes: SampleAxes,
@@ -203,7 +183,7 @@ def _is_shared(
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
-    if not shared.isdisjoint(_read_by(node)):
+    if not shared.isdisjoint(values_read(node)):
         return value.is_floating_point() or value.dtype == torch.bool
     is_float = value.is_floating_point() or value.is_complex()
     if (is_float or value.dtype == torch.bool) and _brings_together(node, axes, of_samples):
@@ -240,7 +220,7 @@ def _is_spread(node: fx.Node, axes: SampleAxes, counted: set[fx.Node], of_sample
     value = value_of(node)
     if axes.of(node) is None or not isinstance(value, torch.Tensor) or value.is_floating_point():
         return False
-    made_of = [source for source in _read_by(node) if isinstance(value_of(source), torch.Tensor)]
+    made_of = [source for source in values_read(node) if isinstance(value_of(source), torch.Tensor)]
     if counted.isdisjoint(made_of):
         return False
     return is_aten(node, *_INTEGER_ARITHMETIC) or all(each in counted or each not in of_samples for each in made_of)
@@ -248,7 +228,7 @@ def _is_spread(node: fx.Node, axes: SampleAxes, counted: set[fx.Node], of_sample
 
 def _brings_together(node: fx.Node, axes: SampleAxes, of_samples: set[fx.Node]) -> bool:
     """Whether a call combines the samples' values into one."""
-    sources = (source for source in _read_by(node) if source in of_samples)
+    sources = (source for source in values_read(node) if source in of_samples)
     return not axes.mixed(node) and any(axes.of(source) is not None for source in sources)
 
 
@@ -269,10 +249,10 @@ def _reads_rank(
     Rows of the samples that are taken, or written, in an order couple nothing once it is undone. What has no rows of
     the samples, such as a table of weights by rank, is not in an order.
     """
-    if ranks.isdisjoint(_read_by(node)):
+    if ranks.isdisjoint(values_read(node)):
         return False
     if is_foreign(node):
-        return of_samples.isdisjoint(set(_read_by(node)) - ranks)  # else the trial tells whether rows come back
+        return of_samples.isdisjoint(set(values_read(node)) - ranks)  # else the trial tells whether rows come back
     rows = node.args[0] if is_aten(node, *_INDEXED) else _rows_written(node)
     if not isinstance(rows, fx.Node) or rows in ranks:
         return True
@@ -314,7 +294,7 @@ def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
     """Whether a call asks something of a count over all samples."""
     value = value_of(node)
     asks = isinstance(value, torch.Tensor) and value.dtype == torch.bool
-    return asks and not counted.isdisjoint(_read_by(node))
+    return asks and not counted.isdisjoint(values_read(node))
 
 
 def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
@@ -324,7 +304,7 @@ def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
     if not isinstance(value, torch.Tensor) or _GROUPED in str(node.target):
         return False
     if value.is_floating_point() or value.is_complex():
-        return not counted.isdisjoint(_read_by(node))
+        return not counted.isdisjoint(values_read(node))
     return is_aten(node, *_INDEXED) and not counted.isdisjoint(node.all_input_nodes[1:])
 
 

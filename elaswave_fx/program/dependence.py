@@ -9,7 +9,7 @@ Three natures, by the inputs of a value's computation:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -20,7 +20,10 @@ from elaswave_fx.program.ir import (
     Program,
     ResultKind,
     Role,
+    argument,
     draws_randomness,
+    is_aten,
+    is_getitem,
     output_nodes,
     placeholders,
     source_of,
@@ -28,6 +31,15 @@ from elaswave_fx.program.ir import (
     tensors_in,
     value_of,
 )
+
+_SHAPE_ALONE = (
+    "aten.empty_like", "aten.full_like", "aten.new_empty", "aten.new_full", "aten.new_ones", "aten.new_zeros",
+    "aten.ones_like", "aten.rand_like", "aten.randn_like", "aten.zeros_like",
+)  # fmt: skip
+_LIKE_ANOTHER = ("aten.expand_as", "aten.reshape_as", "aten.to.other", "aten.type_as", "aten.view_as")
+_LOSS_GRADIENTS = ("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+_MEAN = 1
+"""Of PyTorch's numbers of reductions."""
 
 
 class Nature(Enum):
@@ -63,6 +75,20 @@ def _nature(roots: frozenset[str]) -> Nature:
     if drawn or (samples and learned):
         return Nature.MAIN
     return Nature.PREPARED if roots else Nature.FIXED
+
+
+def values_read(node: fx.Node) -> Iterator[fx.Node]:
+    """The inputs whose values a call computes with: not that whose shape or dtype alone it takes, and no total weight
+    of targets for a loss that is a sum."""
+    if is_getitem(node):
+        return values_read(node.args[0])  # type: ignore[arg-type]
+    if is_aten(node, *_SHAPE_ALONE):
+        return iter(())
+    if is_aten(node, *_LIKE_ANOTHER):
+        return (source for source in node.args[:1] if isinstance(source, fx.Node))
+    is_sum = is_aten(node, *_LOSS_GRADIENTS) and argument(node, "reduction") != _MEAN
+    unused = argument(node, "total_weight") if is_sum else None
+    return (source for source in node.all_input_nodes if source is not unused)
 
 
 class _GradientFlow(fx.Interpreter):

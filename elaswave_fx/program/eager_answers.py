@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elaswave_fx.program.value_checks import ANSWERS, place_in_torch
 
+DETACHES_IN_PLACE = "forward calls detach_(), which an export does not record"
 _INSTANCE_NORM = torch.instance_norm
 _RECORD = PreDispatchTorchFunctionMode.__torch_function__
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -43,6 +44,8 @@ def eager_answers() -> Iterator[None]:
     with (
         mock.patch.object(torch.Tensor, "__bool__", answer),
         mock.patch.object(torch.Tensor, "data", property(_detached, _overwrite)),
+        mock.patch.object(torch.Tensor, "detach_", _refuse_to_detach),
+        mock.patch("torch.detach_", _refuse_to_detach),
         mock.patch.object(torch.inference_mode, "__enter__", _enter_no_grad),
         mock.patch.object(torch.inference_mode, "__exit__", _exit_no_grad),
         mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
@@ -56,6 +59,12 @@ def eager_answers() -> Iterator[None]:
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
     """`x.data`, which the export would take for a constant."""
     return tensor.detach()
+
+
+def _refuse_to_detach(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.requires_grad:
+        raise RuntimeError(DETACHES_IN_PLACE)
+    return tensor
 
 
 def _overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -73,12 +82,13 @@ def _exit_no_grad(mode: Any, *_: object) -> None:
 def _record(mode: PreDispatchTorchFunctionMode, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Record a call, but no grad mode in the forward of an autograd.Function: autograd is off there, and the export
     would not see that `apply` turns it on again behind a no_grad() inside."""
-    if function is torch._C._set_grad_enabled and _in_own_function():
+    if function is torch._C._set_grad_enabled and in_own_function():
         return function(*args)
     return _RECORD(mode, function, types, args, kwargs)
 
 
-def _in_own_function() -> bool:
+def in_own_function() -> bool:
+    """Whether the forward of an autograd.Function runs."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _APPLY:
         frame = frame.f_back

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from elaswave_fx.program.below_autograd import BACKWARD
 from elaswave_fx.program.dense import SPARSE_PRODUCT
+from elaswave_fx.program.eager_answers import DETACHES_IN_PLACE
 
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 _WITHOUT_BRANCHES = (
@@ -41,6 +42,8 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
         )
     if BACKWARD in first:
         return first, "torch.autograd.grad, or torch.func.grad"
+    if DETACHES_IN_PLACE in first:
+        return first, "h = h.detach()"
     if (guard := _GUARD.search(first)) is not None:
         asked = guard["asked"]
         if guard["sizes"] != "none":

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from elaswave_fx.errors import CaptureError
@@ -33,16 +34,17 @@ class Exportable(nn.Module):
         super().__init__()
         self.add_module(_OWN, model)
         self._fields = tuple(fields)
-        self._recorded = False
+        self._mode: TorchFunctionMode | None = None
 
     @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Record autograd as in training; an export disables gradients for its results."""
-        self._recorded = True
+    def recorded(self, mode: TorchFunctionMode) -> Iterator[None]:
+        """Record autograd as in training, with the model's calls under `mode`; an export disables gradients for its
+        results."""
+        self._mode = mode
         try:
             yield
         finally:
-            self._recorded = False
+            self._mode = None
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         first, *others = (tensor.shape[0] for tensor in inputs)
@@ -51,8 +53,8 @@ class Exportable(nn.Module):
         model = self.get_submodule(_OWN)
         before = _buffers(model)
         named = dict(zip(self._fields, inputs, strict=True))
-        if self._recorded:
-            with torch.enable_grad():
+        if self._mode is not None:
+            with torch.enable_grad(), self._mode:
                 output = tree_map_only(torch.Tensor, torch.ops.aten.detach.default, model(**named))
         else:
             output = model(**named)

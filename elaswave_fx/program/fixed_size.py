@@ -29,7 +29,6 @@ import elaswave_fx
 from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of
 from elaswave_fx.program.samples import batch_size
 
-_OF_SYMBOLS = ("/torch/__init__.py", "/sym_node.py", "/symbolic_shapes.py", "/recording.py", "/fixed_size.py")
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
 
 
@@ -87,18 +86,15 @@ def chosen_by_size(program: Program) -> str:
 
 
 def _what_makes_a_number(frame: FrameType | None) -> str:
-    """What the place does that asks for a number: Python code itself, or an operator that it calls."""
-    files = []
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
-        files.append(frame.f_code.co_filename)
-        frame = frame.f_back
-    if all(file.endswith(_OF_SYMBOLS) for file in files):
-        cure = "torch.full((), x.shape[0]) is one of every batch"
-        return f"makes a Python number of the number of samples; {cure}"
-    reads = "calls an operator that reads the number of samples as a plain number"
+    """What the place does that asks for a number, with a cure."""
     while frame is not None and not frame.f_code.co_filename.endswith("/_functorch/vmap.py"):
         frame = frame.f_back
-    return reads if frame is None else f"{reads}; under torch.vmap torch.cat does so, torch.stack does not"
+    if frame is None:
+        return "makes a Python number of the number of samples; torch.full((), x.shape[0]) is one of every batch"
+    return (
+        "calls an operator under torch.vmap that reads the number of samples as a plain number, as torch.cat does; "
+        "torch.stack does not"
+    )
 
 
 def _asked_by(frame: FrameType | None) -> str:

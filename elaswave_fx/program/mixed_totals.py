@@ -46,7 +46,7 @@ def means_among_sums(program: Program, state: State, batch: Batch) -> tuple[str,
     found = unlike(kinds)
     if not found:
         return ()
-    apart = [node for node, kind in kinds.items() if kind != Reduction.SUM and unlike([node])]
+    apart = [node for node, kind in kinds.items() if kind == Reduction.MEAN and unlike([node])]
     of = found[0].value
     means = (f"{describe(node)}, {kinds[node].value} in the {of}, which is their sum" for node in apart)
     return tuple(means) or (f"the {of} of a batch is not the sum over its parts",)

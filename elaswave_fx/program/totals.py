@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from elaswave_fx.program.dependence import values_read
 from elaswave_fx.program.ir import (
     Program,
     ResultKind,
@@ -22,6 +23,7 @@ from elaswave_fx.program.ir import (
     argument,
     calls,
     is_aten,
+    is_foreign,
     is_getitem,
     module_of,
     output_nodes,
@@ -44,12 +46,12 @@ _LINEAR_IN_EACH = (
     "aten.mul", "aten.mv", "aten.outer",
 )  # fmt: skip
 """Linear while only one argument is made of samples."""
-_NO_SUMS = (
-    "aten.amax", "aten.amin", "aten.aminmax", "aten.dist", "aten.linalg_matrix_norm", "aten.linalg_norm",
-    "aten.linalg_vector_norm", "aten.logsumexp", "aten.max", "aten.median", "aten.min", "aten.nanmean",
-    "aten.nanmedian", "aten.nanquantile", "aten.norm", "aten.prod", "aten.quantile", "aten.std", "aten.std_mean",
-    "aten.var", "aten.var_mean",
+_SUMS = (
+    *_LINEAR_IN_EACH, "aten.addbmm", "aten.bincount", "aten.count_nonzero", "aten.histc", "aten.nansum", "aten.sum",
+    "aten.tensordot", "aten.vdot",
 )  # fmt: skip
+"""Sums over samples where the result has none."""
+_BY_GROUPS_ADDED = ("aten.index_add", "aten.scatter_add")
 _BY_GROUPS = ("aten.index_reduce", "aten.scatter_reduce", "aten.segment_reduce")
 _LABELLED = ("aten.cross_entropy_loss", "aten.nll_loss", "aten.nll_loss2d", "aten.nll_loss_nd")
 _MEAN, _SUM = 1, 2
@@ -86,7 +88,7 @@ def _totals(program: Program) -> set[fx.Node]:
     made = {node for node in placeholders(program.graph.graph) if source_of(node).role == Role.INPUT}
     totals: set[fx.Node] = set()
     for node in calls(program.graph.graph):
-        if made.isdisjoint(node.all_input_nodes):
+        if made.isdisjoint(values_read(node)):
             continue
         values = tensors_in(value_of(node))
         if values:
@@ -100,8 +102,9 @@ def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
     """Whether a call is linear in the totals that it reads, if any."""
     read = totals.intersection(node.all_input_nodes)
     if not read:
-        groups = is_aten(node, *_BY_GROUPS) and argument(node, "reduce") != "sum"
-        return not is_aten(node, *_NO_SUMS) and not groups and not _is_weighted_mean(node)
+        return not _is_weighted_mean(node) and (
+            _kind_of(node) is not None or _is_sum_by_groups(node) or is_foreign(node)
+        )
     if is_getitem(node):
         return True
     if any(value.dtype == torch.bool for value in tensors_in(value_of(node))):
@@ -114,6 +117,12 @@ def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
     return is_aten(node, *_LINEAR)
 
 
+def _is_sum_by_groups(node: fx.Node) -> bool:
+    if is_aten(node, "aten.index_put"):
+        return bool(argument(node, "accumulate", False))
+    return is_aten(node, *_BY_GROUPS_ADDED) or (is_aten(node, *_BY_GROUPS) and argument(node, "reduce") == "sum")
+
+
 def _is_weighted_mean(node: fx.Node) -> bool:
     """Whether a loss is a mean over counted labels, of which a part of a batch may have more."""
     return is_aten(node, *_LABELLED) and argument(node, "reduction", _MEAN) == _MEAN
@@ -124,7 +133,6 @@ class Reduction(Enum):
 
     SUM = "a sum over samples"
     MEAN = "a mean over samples"
-    ONE = "the value of one sample"
 
 
 def reductions(program: Program) -> dict[fx.Node, Reduction]:
@@ -141,22 +149,19 @@ def reductions(program: Program) -> dict[fx.Node, Reduction]:
         seen.add(node)
         read = totals.intersection(node.all_input_nodes)
         stack += read
-        kind = None if read else _kind_of(node)
+        value = value_of(node)
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        kind = _kind_of(node) if is_float and not read else None
         if kind is not None:
             found[node] = kind
     return found
 
 
 def _kind_of(node: fx.Node) -> Reduction | None:
-    value = value_of(node)
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return None
     reduction = _reduction(node)
-    if is_aten(node, "aten.sum", *_LINEAR_IN_EACH) or reduction == _SUM:
+    if is_aten(node, *_SUMS) or reduction == _SUM:
         return Reduction.SUM
-    if is_aten(node, "aten.mean") or reduction == _MEAN:
-        return Reduction.MEAN
-    return Reduction.ONE if is_aten(node, "aten.select", "aten.slice", "aten.narrow") else None
+    return Reduction.MEAN if is_aten(node, "aten.mean") or reduction == _MEAN else None
 
 
 def _reduction(node: fx.Node) -> int | None:

@@ -10,6 +10,8 @@ from elaswave_fx.program.ir import Program
 
 _GOLDEN = 0.6180339887498949
 """Fractional parts of its multiples are spread evenly."""
+FAR = 4.0
+"""Factor of weights at which limits such as relu(abs(h) - 3) are reached."""
 TIMES_NOISE = 4.0
 """Difference of gradients in lower precision that may be rounding, by their change with another rounding."""
 

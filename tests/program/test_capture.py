@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.losses import token_loss_sum
 from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.program import eager_answers
 from elaswave_fx.program.autocast import run_under_autocast
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.check_gradients import check_gradients
@@ -594,6 +595,20 @@ def test_a_sparse_matrix_made_in_forward_is_refused() -> None:
         capture(Graphed(layers=1), (vectors(2, 1), vectors(3, 2)), granule=1)
 
 
+class Truncated(Classifier):
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        features.mean().detach_()
+        features.detach_()
+        return features
+
+
+def test_detach_in_place_is_refused_with_the_line() -> None:
+    words = r"Truncated.features, line \d+ \(features.mean\(\).detach_\(\)\): .* detach_.* is h = h.detach\(\)"
+    with pytest.raises(CaptureError, match=words):
+        capture(Truncated(layers=1), (vectors(2, 1), vectors(3, 2)), granule=1)
+
+
 class Rounded(torch.autograd.Function):
     """A hard gate."""
 
@@ -629,7 +644,7 @@ def test_a_parameter_that_nothing_differentiable_leads_to_would_decay() -> None:
 
 
 class Behind(Small):
-    """A factor behind a gate that is 0 at first; the export does not see its in-place detach()."""
+    """A factor behind a gate that is 0 at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -653,7 +668,10 @@ class Beyond(Small):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", [Behind, Beyond])
-def test_gradients_that_first_weights_hide_are_compared(kind: type[Small], precision: str) -> None:
+def test_gradients_that_first_weights_hide_are_compared(
+    kind: type[Small], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_answers, "_refuse_to_detach", Tensor.detach_)  # what an export does not record
     model = kind()
     if precision == "bf16":
         run_under_autocast(model)

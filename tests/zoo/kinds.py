@@ -212,7 +212,7 @@ KINDS: dict[str, Kind] = {
     "derivative: Laplacian": _features(lambda: bodies.Forces(bodies.laplacian)),
     "derivative: vmap of grad": _features(lambda: bodies.Forces(bodies.of_samples)),
     "derivative: torch.func.hessian": _features(lambda: bodies.Forces(bodies.hessian), refused=("jacrev for jacfwd",)),
-    "derivative: no_grad beside it": _features(lambda: bodies.Forces(bodies.with_no_grad), refused=("detach()",)),
+    "derivative: no_grad beside it": _features(lambda: bodies.Forces(bodies.with_no_grad)),
     "derivative: dropout": _features(lambda: bodies.Forces(bodies.by_engine, 0.3), refused=("torch.rand",)),
     "derivative: backward()": _features(lambda: bodies.Forces(bodies.backwards), refused=("torch.autograd.grad",)),
     "checkpoint": _features(lambda: bodies.Checkpointed(False)),
