@@ -29,6 +29,7 @@ import elaswave_fx
 from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of
 from elaswave_fx.program.samples import batch_size
 
+_TRANSFORMS = ("/_functorch/eager_transforms.py", "/_functorch/vmap.py", "/torch/_vmap_internals.py")
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
 
 
@@ -87,13 +88,16 @@ def chosen_by_size(program: Program) -> str:
 
 def _what_makes_a_number(frame: FrameType | None) -> str:
     """What the place does that asks for a number, with a cure."""
-    while frame is not None and not frame.f_code.co_filename.endswith("/_functorch/vmap.py"):
+    while frame is not None and not frame.f_code.co_filename.endswith(_TRANSFORMS):
         frame = frame.f_back
     if frame is None:
-        return "makes a Python number of the number of samples; torch.full((), x.shape[0]) is one of every batch"
+        return (
+            "makes a Python number of the number of samples; x.shape[0] in place of len(x), or torch.full((), "
+            "x.shape[0]) as a tensor, is one of every batch"
+        )
     return (
-        "calls an operator under torch.vmap that reads the number of samples as a plain number, as torch.cat does; "
-        "torch.stack does not"
+        "calls an operator under torch.func that reads the number of samples as a plain number, as torch.cat does "
+        "under vmap; torch.stack does not"
     )
 
 

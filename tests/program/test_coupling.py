@@ -359,7 +359,7 @@ def test_what_makes_a_number_of_the_batch_size_is_named_with_a_cure(count: Calla
 def test_an_operator_that_makes_a_number_of_the_batch_size_under_vmap_is_named() -> None:
     joined = torch.func.vmap(lambda f: torch.cat([f, -f])[:WIDTH])
     (reason,) = judged(Along(joined))[2]
-    words = "<lambda>, line .* under torch.vmap that reads the number of samples .* torch.stack does not"
+    words = "<lambda>, line .* under torch.func that reads the number of samples .* torch.stack does not"
     assert re.search(words, reason)
     assert not judged(Along(torch.func.vmap(lambda f: torch.stack([f, -f])[0])))[2]
 
