@@ -18,22 +18,21 @@ from elaswave_fx.data import Source, load_batch
 
 Batch = dict[str, torch.Tensor]
 
-_EXAMINED = (16, 256)
+_EXAMINED_FIRST, _EXAMINED_MOST = 16, 256
 _EXAMINED_BYTES, _EXAMINED_S = 16 << 20, 0.5
-"""Of samples that are large, or slow to read, the first ones alone are examined."""
+"""Limits of size and reading time, beyond which only the first samples are examined."""
 
 
 def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
     """Two batches of different samples and sizes, whole granules both."""
     granule = max(config.parallel.granule, 1)
     first, both = 2 * granule, 5 * granule
-    few, many = _EXAMINED
-    few = max(both, few)
+    few = max(both, _EXAMINED_FIRST)
     began_s = time.perf_counter()
     pool = load_batch(source.dataset, source.train, 0, few)
     sample_s = (time.perf_counter() - began_s) / few
     sample_bytes = sum(tensor.nbytes for tensor in pool.values()) // few
-    many = min(many, source.train.num_samples, _EXAMINED_BYTES // max(sample_bytes, 1))
+    many = min(_EXAMINED_MOST, source.train.num_samples, _EXAMINED_BYTES // max(sample_bytes, 1))
     if many > few and many * sample_s < _EXAMINED_S:
         rest = load_batch(source.dataset, source.train, few, many - few)
         pool = {name: torch.cat([tensor, rest[name]]) for name, tensor in pool.items()}

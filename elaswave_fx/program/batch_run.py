@@ -7,7 +7,8 @@ for node in executed(program, (whole, head, tail)):     # values are kept until 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -115,20 +116,35 @@ def cut_batch(
     )
 
 
-def executed(program: Program, runs: tuple[BatchRun, ...], differentiable: bool = False) -> Iterator[fx.Node]:
-    """Yield every call after it ran in all of `runs`; values are kept until their last use."""
+def executed(
+    program: Program,
+    runs: tuple[BatchRun, ...],
+    differentiable: bool = False,
+    only: Collection[fx.Node] | None = None,
+    given: Mapping[fx.Node, Sequence[torch.Tensor]] = MappingProxyType({}),
+) -> Iterator[fx.Node]:
+    """Yield every call after it ran in all of `runs`; values are kept until their last use.
+
+    Args:
+        only: the calls to run; None: all of them.
+        given: values of calls that do not run, one for each of `runs`.
+    """
     kept = set(output_nodes(program.graph.graph))
     last: dict[fx.Node, fx.Node] = {}
-    for node in calls(program.graph.graph):
+    nodes = [node for node in calls(program.graph.graph) if only is None or node in only]
+    for node in nodes:
         last.update(dict.fromkeys(node.all_input_nodes, node))
     spent: dict[fx.Node, list[fx.Node]] = {}
     for source, user in last.items():
         if source not in kept:
             spent.setdefault(user, []).append(source)
-    for node in calls(program.graph.graph):
+    for node in nodes:
         with torch.set_grad_enabled(differentiable):
-            for run in runs:
-                run.call(node)
+            for place, run in enumerate(runs):
+                if node in given:
+                    run.known[node] = given[node][place]
+                else:
+                    run.call(node)
         yield node
         for source in spent.get(node, ()):
             for run in runs:

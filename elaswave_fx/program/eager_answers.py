@@ -32,9 +32,9 @@ _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-de
 
 @contextlib.contextmanager
 def eager_answers() -> Iterator[None]:
-    """Answer these inspections, trace `.data` as detach() and inference_mode() as no_grad(), trace through checkpoints,
-    and update the running statistics of instance norms by calls: the operator's schema does not declare that it writes
-    them."""
+    """Answer these inspections, trace `.data` as detach() and inference_mode() as no_grad(), trace through checkpoints
+    and autograd.Functions, refuse detach_(), and update the running statistics of instance norms by calls: the
+    operator's schema does not declare that it writes them."""
     ask = torch.Tensor.__bool__
 
     def answer(tensor: torch.Tensor) -> bool:

@@ -9,18 +9,16 @@ give is therefore replaced, by sums that add up and by equal means. Everything b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 from torch import fx
 
-from elaswave_fx.program.batch_run import Batch, BatchRun, State, count_samples, cut_batch, precisely, trial_keys
+from elaswave_fx.program.batch_run import Batch, State, count_samples, cut_batch, executed, precisely, trial_keys
 from elaswave_fx.program.coupling_rules import describe
-from elaswave_fx.program.ir import Program, ResultKind, calls, value_of
+from elaswave_fx.program.ir import Program, ResultKind, value_of
 from elaswave_fx.program.sums import sum_holds
 from elaswave_fx.program.totals import Reduction, reductions, sum_nodes
-
-_Runs = tuple[BatchRun, BatchRun, BatchRun]
 
 
 def means_among_sums(program: Program, state: State, batch: Batch) -> tuple[str, ...]:
@@ -35,13 +33,16 @@ def means_among_sums(program: Program, state: State, batch: Batch) -> tuple[str,
 
         def compare(double: bool) -> list[ResultKind]:
             runs = cut_batch(program, state, batch, trial_keys(count_samples(batch)), program.granule, double)
-            _run(program, runs, needed, {node: kind for node, kind in kinds.items() if node in among}, kinds)
+            draws = torch.Generator().manual_seed(0)
+            given = {node: _values(node, kind if node in among else None, draws, double)
+                     for node, kind in kinds.items()}  # fmt: skip
+            for _ in executed(program, runs, only=needed, given=given):
+                pass
             tolerance = 1e-7 if double else 1e-3
             return [kind for kind, node in sum_nodes(program)
                     if not sum_holds(*(float(run.value(node)) for run in runs), tolerance=tolerance)]  # fmt: skip
 
-        with torch.no_grad():
-            return precisely(compare)
+        return precisely(compare)
 
     found = unlike(kinds)
     if not found:
@@ -52,8 +53,8 @@ def means_among_sums(program: Program, state: State, batch: Batch) -> tuple[str,
     return tuple(means) or (f"the {of} of a batch is not the sum over its parts",)
 
 
-def _needed(program: Program, replaced: Mapping[fx.Node, Reduction]) -> list[fx.Node]:
-    """Calls that loss and count take, besides those that only replaced ones need, in order."""
+def _needed(program: Program, replaced: Collection[fx.Node]) -> set[fx.Node]:
+    """The calls that loss and count take, besides those that only replaced ones need."""
     found: set[fx.Node] = set()
     stack = [node for _, node in sum_nodes(program)]
     while stack:
@@ -61,30 +62,7 @@ def _needed(program: Program, replaced: Mapping[fx.Node, Reduction]) -> list[fx.
         if node not in found:
             found.add(node)
             stack += [] if node in replaced else node.all_input_nodes
-    return [node for node in calls(program.graph.graph) if node in found]
-
-
-def _run(
-    program: Program,
-    runs: _Runs,
-    needed: list[fx.Node],
-    drawn: Mapping[fx.Node, Reduction],
-    replaced: Collection[fx.Node],
-) -> None:
-    """Run calls on a batch and its two parts; of those that are replaced, only `drawn` are not 0."""
-    outputs = {node for _, node in sum_nodes(program)}
-    last = {source: node for node in needed for source in node.all_input_nodes}
-    draws = torch.Generator().manual_seed(0)
-    for node in needed:
-        if node in replaced:
-            for run, value in zip(runs, _values(node, drawn.get(node), draws, runs[0].double), strict=True):
-                run.known[node] = value
-            continue
-        for run in runs:
-            run.call(node)
-            for source in node.all_input_nodes:
-                if last[source] is node and source not in outputs:
-                    run.forget(source)
+    return found
 
 
 def _values(node: fx.Node, kind: Reduction | None, draws: torch.Generator, double: bool) -> tuple[torch.Tensor, ...]:

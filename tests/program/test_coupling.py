@@ -101,7 +101,7 @@ def places(losses: Tensor) -> Tensor:
 
 
 def far(losses: Tensor) -> Tensor:
-    """Of no sample of a trial more than 0."""
+    """A penalty that is 0 for every sample of a trial."""
     return F.relu(losses - 1e6)
 
 
@@ -693,7 +693,7 @@ def of_all(order: Tensor) -> Tensor:
 
 
 def positions(rows: Tensor) -> Tensor:
-    """Of tokens in their samples, along the tokens of a batch."""
+    """The tokens' positions in their samples, along the tokens of a batch."""
     return torch.linspace(0, 1, TOKENS)[:, None].repeat(rows.shape[0] // TOKENS, 1)
 
 

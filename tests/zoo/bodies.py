@@ -28,7 +28,7 @@ class Do(nn.Module):
 
 
 STEPS = 4
-"""Of recurrent layers."""
+"""Number of steps of recurrent layers."""
 
 
 class First(nn.Module):
