@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from elaswave_fx.program.dependence import Nature, constant_value, natures
+from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import (
     Program,
     Role,
@@ -29,16 +29,10 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 from elaswave_fx.program.samples import batch_symbol, fixed_shape, sample_dims, sized_axis
+from elaswave_fx.program.sized_values import SHAPE_ONLY, SizedValues, many_samples
 
 aten = torch.ops.aten
-# Operators that use only the shape, dtype and device of their first argument.
-_SHAPE_ONLY = (
-    "aten.sym_size", "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.new_zeros",
-    "aten.new_ones", "aten.new_full",
-)  # fmt: skip
 _TRIAL_SIZES = (2, 3)
-_MOST_SAMPLES, _MOST_ELEMENTS = 4096, 1 << 21
-"""Bounds of a third trial, for values that differ only in large batches."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +71,9 @@ class _Hoister:
         self.program = program
         self.graph = program.graph.graph
         self.symbol = batch_symbol(program)
-        self.fixed = {n for n, nature in natures(program).items() if nature == Nature.FIXED}
-        self.sized = self._sized()
+        self.values = SizedValues(program)
+        self.fixed, self.sized = self.values.fixed, self.values.sized
         self.clones: dict[fx.Node, Any] = {}
-
-    def _sized(self) -> set[fx.Node]:
-        found: set[fx.Node] = set()
-        for node in calls(self.graph):
-            if node in self.fixed or draws_randomness(node):
-                continue
-            inputs = node.all_input_nodes[1:] if is_aten(node, *_SHAPE_ONLY) else node.all_input_nodes
-            if all(source in found or source in self.fixed for source in inputs):
-                found.add(node)
-        return found
 
     def run(self) -> None:
         for node in list(calls(self.graph)):
@@ -107,27 +91,13 @@ class _Hoister:
         sized = sized_axis(value_of(node), self.symbol)
         if sized is None or sized[1] != 1:
             return False
-        one = self._trial(node, 1)
-        many = min(_MOST_SAMPLES, _MOST_ELEMENTS // max(1, one.numel())) if one is not None else 0
+        one = self.values.at(node, 1)
+        many = many_samples(one) if one is not None else 0
         for size in (*_TRIAL_SIZES, max(many, *_TRIAL_SIZES)):
-            tried = self._trial(node, size) if one is not None else None
+            tried = self.values.at(node, size) if one is not None else None
             if tried is None or one is None or not torch.equal(one.expand_as(tried), tried):
                 return False
         return True
-
-    def _trial(self, node: fx.Node, batch: int) -> torch.Tensor | None:
-        """The value at a concrete batch size; None if it reads a buffer, whose data is not available."""
-
-        def blank(call: fx.Node) -> tuple[fx.Node, torch.Tensor] | None:
-            """Zeros for an argument whose shape alone matters."""
-            if not is_aten(call, *_SHAPE_ONLY):
-                return None
-            like = call.args[0]
-            assert isinstance(like, fx.Node)
-            shape = fixed_shape(value_of(like), self.symbol, batch)
-            return like, torch.zeros(shape, dtype=value_of(like).dtype)
-
-        return constant_value(self.program, node, blank)
 
     def _replace(self, node: fx.Node) -> None:
         value = value_of(node)
@@ -155,7 +125,7 @@ class _Hoister:
 
     def _clone_call(self, node: fx.Node) -> fx.Node:
         args = list(node.args)
-        if is_aten(node, *_SHAPE_ONLY):
+        if is_aten(node, *SHAPE_ONLY):
             like = value_of(args[0])  # type: ignore[arg-type]
             shape = fixed_shape(like, self.symbol, 1)
             args[0] = emit(self.graph, aten.zeros.default, shape, dtype=like.dtype, device=like.device)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -39,25 +38,16 @@ from elaswave_fx.program.ir import (
     placeholders,
     value_of,
 )
+from elaswave_fx.program.positions import READS_ROWS, Positions, is_of_integers, rows_written
 from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
 
 _GROUPED = "grouped_mm"
 """Part of the names of products of each expert's rows, which begin at an offset: torch's and transformers'."""
-_INDEXED = (
-    "aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take", "aten.take_along_dim",
-    "aten._unsafe_index",
-)  # fmt: skip
-"""Calls that take rows of their first argument."""
 _INTEGER_ARITHMETIC = (
     "aten.add", "aten.clamp", "aten.div", "aten.floor_divide", "aten.maximum", "aten.minimum", "aten.mul",
     "aten.remainder", "aten.rsub", "aten.sub", "aten.where",
 )  # fmt: skip
 
-_WRITTEN = (
-    "aten.index_add", "aten.index_copy", "aten.index_put", "aten.index_reduce", "aten.scatter", "aten.scatter_add",
-    "aten.scatter_reduce",
-)  # fmt: skip
-"""Calls that write rows at given places."""
 _SEARCHES = ("aten.searchsorted", "aten.bucketize")
 
 
@@ -124,7 +114,7 @@ def _compare_parts(
     shuffled: set[fx.Node] = set()
     shared: set[fx.Node] = set()
     counted: set[fx.Node] = set()
-    placed: set[fx.Node] = set()
+    positions = Positions(program, axes)
     ranks: set[fx.Node] = set()
     of_samples = {node for node in placeholders(program.graph.graph) if axes.of(node) is not None}
     for node in executed(program, runs):
@@ -139,7 +129,7 @@ def _compare_parts(
             counted.add(node)
         if any(source in of_samples and isinstance(value_of(source), torch.Tensor) for source in values_read(node)):
             of_samples.add(node)
-        ranked = _reads_rank(node, axes, ranks, of_samples, placed)
+        ranked = _reads_rank(node, axes, ranks, of_samples, positions)
         if (ranked and _may_be_ranks(node)) or _ranks_samples(node, axes, shuffled):
             ranks.add(node)
             ranked = False
@@ -147,10 +137,9 @@ def _compare_parts(
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
         if kinds[node] != Nature.MAIN and not disordered and not touched and not ranked:
             # Positions in the batch and the like matter only where they reach the samples' values.
-            if _is_placed(node, placed) or not _joins(node, axes, runs, tolerance):
-                placed.add(node)
+            positions.see(node, joins=_joins(node, axes, runs, tolerance))
             continue
-        touched |= any(_is_decision(source, placed) for source in node.all_input_nodes)
+        touched |= positions.decide(node)
         if not broken.isdisjoint(node.all_input_nodes):
             broken.add(node)
         elif ranked:
@@ -205,7 +194,7 @@ def _is_counted(
     value = runs[0].known.get(node)
     if axes.of(node) is not None or not isinstance(value, torch.Tensor):
         return False
-    if not _is_of_integers(value):
+    if not is_of_integers(value):
         return False
     parts = [run.known[node] for run in runs[1:]]
     if any(part.shape != value.shape for part in parts):
@@ -242,7 +231,7 @@ def _ranks_samples(node: fx.Node, axes: SampleAxes, shuffled: set[fx.Node]) -> b
 
 
 def _reads_rank(
-    node: fx.Node, axes: SampleAxes, ranks: set[fx.Node], of_samples: set[fx.Node], placed: set[fx.Node]
+    node: fx.Node, axes: SampleAxes, ranks: set[fx.Node], of_samples: set[fx.Node], positions: Positions
 ) -> bool:
     """Whether a call computes with ranks of samples in their batch.
 
@@ -253,41 +242,16 @@ def _reads_rank(
         return False
     if is_foreign(node):
         return of_samples.isdisjoint(set(values_read(node)) - ranks)  # else the trial tells whether rows come back
-    rows = node.args[0] if is_aten(node, *_INDEXED) else _rows_written(node)
+    rows = node.args[0] if is_aten(node, *READS_ROWS) else rows_written(node)
     if not isinstance(rows, fx.Node) or rows in ranks:
         return True
-    return rows not in of_samples and (axes.of(rows) is None or rows in placed)
-
-
-def _rows_written(node: fx.Node) -> Any:
-    if not is_aten(node, *_WRITTEN):
-        return None
-    return node.args[2 if is_aten(node, "aten.index_put") else 3]
+    return rows not in of_samples and (axes.of(rows) is None or rows in positions.placed)
 
 
 def _may_be_ranks(node: fx.Node) -> bool:
     """Whether a value is made of integers, or is what a sort returns."""
     value = value_of(node)
-    return not isinstance(value, torch.Tensor) or _is_of_integers(value)
-
-
-def _is_of_integers(value: torch.Tensor) -> bool:
-    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-
-
-def _is_placed(node: fx.Node, placed: set[fx.Node]) -> bool:
-    """Whether a value is made of positions in the batch. Values gathered at those positions are not."""
-    taken = is_aten(node, "aten.index", "aten.gather", "aten.index_select")
-    return not placed.isdisjoint(node.all_input_nodes[:1] if taken else node.all_input_nodes)
-
-
-def _is_decision(node: fx.Node, placed: set[fx.Node]) -> bool:
-    """Whether a value is made of positions in the batch but is not an integer: a mask by positions may differ for other
-    samples."""
-    value = value_of(node)
-    return (
-        node in placed and isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
-    )
+    return not isinstance(value, torch.Tensor) or is_of_integers(value)
 
 
 def _decides(node: fx.Node, counted: set[fx.Node]) -> bool:
@@ -305,7 +269,7 @@ def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
         return False
     if value.is_floating_point() or value.is_complex():
         return not counted.isdisjoint(values_read(node))
-    return is_aten(node, *_INDEXED) and not counted.isdisjoint(node.all_input_nodes[1:])
+    return is_aten(node, *READS_ROWS) and not counted.isdisjoint(node.all_input_nodes[1:])
 
 
 def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], tolerance: float) -> bool:

@@ -149,11 +149,11 @@ def constant_value(
             source = source_of(item)
             return program.tensors[source.name] if source.role == Role.CONSTANT else None
         replaced = stand_in(item)
-        if replaced is not None:
-            known[replaced[0]] = replaced[1]
-        if draws_randomness(item) or any(value(source) is None for source in item.all_input_nodes):
+        given = dict([replaced] if replaced is not None else [])  # in this call alone: others read the value itself
+        read = {source: given[source] if source in given else value(source) for source in item.all_input_nodes}
+        if draws_randomness(item) or any(each is None for each in read.values()):
             return None
-        args, kwargs = fx.map_arg((item.args, item.kwargs), value)
+        args, kwargs = fx.map_arg((item.args, item.kwargs), read.__getitem__)
         return item.target(*args, **kwargs)  # type: ignore[operator]
 
     return value(node)

@@ -116,7 +116,7 @@ BENT: dict[str, tuple[nn.Module, str]] = {
         "nanmean.* loss is no sum over samples",
     ),
     "means by groups": (
-        Totals(lambda losses: torch.zeros(64).scatter_reduce(0, places(losses) % 64, losses, "mean").sum()),
+        Totals(lambda losses: torch.zeros(64).scatter_reduce(0, places(losses), losses, "mean").sum()),
         "scatter_reduce.* loss is no sum over samples",
     ),
     "largest": (Totals(lambda losses: losses.sum() + 0 * losses.max()), "max.* loss is no sum over samples"),
@@ -399,12 +399,57 @@ def test_a_branch_that_no_batch_of_the_capture_takes_is_found(branch: Callable[[
     assert re.search("one fixed batch size only: .* of test_coupling.py .* decides by the number of samples", reason)
 
 
-def test_a_mask_by_positions_in_the_batch_is_found_though_the_trial_is_within() -> None:
-    class First(Classifier):
-        def features(self, x: Tensor) -> Tensor:
-            return super().features(x) * (torch.arange(x.shape[0]) < 1000)[:, None]
+FLAT = torch.cat([torch.ones(1000), torch.zeros(1000)])
+"""A table whose first rows are equal."""
+POSITIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mask": lambda h, at: h * (at < 1000)[:, None],
+    "mask of integers": lambda h, at: h * (at < 1000).long()[:, None],
+    "table": lambda h, at: h * FLAT[at][:, None],
+    "rows of a table": lambda h, at: h * FLAT.index_select(0, at)[:, None],
+    "table of integers": lambda h, at: h * FLAT.long().gather(0, at)[:, None],
+    "table of columns": lambda h, at: h * FLAT[:, None][at, 0][:, None],
+    "remainder": lambda h, at: h * FLAT[at % 2000][:, None],
+    "whole division": lambda h, at: h * (1 + at // 1000)[:, None],
+    "bound": lambda h, at: h[at.clamp(max=1000)],
+    "class": lambda h, at: h * F.one_hot(at // 1000, 8)[:, :1],
+    "written within a bound": lambda h, at: (
+        h * torch.zeros(h.shape[0], 1).index_put((at.clamp(max=1000),), torch.ones(()))
+    ),
+}
+ROWS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "taken": lambda h, at: h + h[at, at * 0][:, None],
+    "of a flat view": lambda h, at: h + h.flatten()[at * WIDTH + 1][:, None],
+    "ones written": lambda h, at: h * torch.zeros_like(h).index_put((at, at * 0), torch.ones(())),
+    "of integers written": lambda h, at: (
+        h * torch.zeros_like(h).long().index_put((at, at * 0), torch.ones((), dtype=torch.long))
+    ),
+    "added": lambda h, at: h + torch.zeros_like(h).index_add(0, at, torch.ones_like(h)),
+    "repeated": lambda h, at: h[at.repeat_interleave(2)].unflatten(0, (-1, 2)).sum(1),
+    "of samples by their tokens": lambda h, at: torch.zeros_like(h).index_add(
+        0, torch.arange(3 * h.shape[0]) // 3, h.repeat_interleave(3, 0)
+    ),
+    "of a table by tokens": lambda h, at: h + FLAT[torch.arange(WIDTH * h.shape[0]) % WIDTH].view(-1, WIDTH),
+}
 
-    assert "aten.mul.Tensor in the model" in judged(First(layers=1))[2]
+
+class AtPositions(Classifier):
+    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(layers=1)
+        self.compute = compute
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.compute(super().features(x), torch.arange(x.shape[0]))
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_what_positions_in_the_batch_decide_is_found_though_the_trial_is_within(positions: str) -> None:
+    (reason,) = judged(AtPositions(POSITIONS[positions]))[2]
+    assert re.match(r"aten\.(mul|index)\.Tensor in the model|aten.index_put", reason)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_at_their_own_positions_couple_nothing(rows: str) -> None:
+    assert judged(AtPositions(ROWS[rows])) == ((), (), ())
 
 
 COUNTS: dict[str, Callable[[Tensor], Any]] = {
@@ -508,15 +553,6 @@ def test_the_shape_of_a_count_couples_nothing() -> None:
             return token_loss_sum(self.head(self.features(x) * two), y)
 
     assert judged(Shaped(layers=1)) == ((), (), ())
-
-
-def test_positions_that_take_a_score_by_its_label_couple_nothing() -> None:
-    class Taken(Classifier):
-        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            scores = self.head(self.features(x)).log_softmax(-1)
-            return -scores[torch.arange(x.shape[0]), y].sum(), torch.ones_like(y).sum()
-
-    assert judged(Taken(layers=1)) == ((), (), ())
 
 
 @pytest.mark.parametrize("factor", [lambda samples: 1 + samples // 128, lambda samples: samples % 96])
