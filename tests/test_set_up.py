@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
+
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("recipe=two_tower", "data=synthetic", "global_batch=16", "steps=1", "parallel.dp=1", "parallel.pp=1")
 
@@ -68,7 +70,7 @@ def test_an_extension_of_torch_that_cannot_be_loaded_stops_nothing(tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("is_package", [True, False], ids=["package", "folder"])
+@pytest.mark.parametrize("is_package", [slow(True), False], ids=["package", "folder"])
 def test_a_users_own_passes_are_found_beside_ours(is_package: bool, tmp_path: Path) -> None:
     (tmp_path / "passes").mkdir()
     shutil.copy(ROOT / "tests" / "passes" / "own_passes.py", tmp_path / "passes" / "mine.py")

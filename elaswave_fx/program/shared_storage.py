@@ -52,9 +52,9 @@ def refuse_other_name(model: nn.Module, constant: torch.Tensor) -> None:
         first = tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
         if first and first <= place < first + tensor.untyped_storage().nbytes():
             raise CaptureError(
-                f"model: forward reads {name} by another tensor with its memory, such as {name}.data or "
-                f"{name}.detach() kept as an attribute; it would stay as it is while {name} is trained; a way out is "
-                f"to take it from {name} in forward"
+                f"model: forward reads {name} by a way that a capture takes for a constant, such as a closure, a list, "
+                f"or {name}.detach() kept as an attribute; a way out is to read it in forward as an attribute of its "
+                f"module"
             )
 
 

@@ -407,6 +407,7 @@ def test_goals(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_slow(tmp_path: Path) -> None:
     _, entries = bench(tmp_path, "slow", "--tiny")
     less, proportional, before, overloaded = entries
@@ -422,6 +423,7 @@ def test_join(tmp_path: Path) -> None:
     assert "planned within the stops: epoch 1 " in shown
 
 
+@pytest.mark.slow
 def test_switch(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "switch", "--tiny")
     half, restart = entries
@@ -430,6 +432,7 @@ def test_switch(tmp_path: Path) -> None:
     assert "2 ranks, 2x1 to 1x2: a reshape " in shown
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(missing(("ip", "tc")) is not None, reason=f"no hosts of their own: {missing(('ip', 'tc'))}")
 def test_migration(tmp_path: Path) -> None:
     shown, entries = bench(tmp_path, "migration", "--tiny")

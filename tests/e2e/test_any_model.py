@@ -28,6 +28,7 @@ from elaswave_fx.plan.work.tiling import split_micro_batches
 from elaswave_fx.plan.work.topology import local_topology
 from elaswave_fx.program.artifact import Artifact
 from tests.e2e.test_training import run_with_plan
+from tests.marks import slow
 from tests.plan.samples import lane
 from tests.reference import ReferenceRun, relative_difference
 from tests.runs import Run, reference, run_job
@@ -132,7 +133,7 @@ def test_what_is_frozen_stays_as_it_was_and_has_no_state(dp: int, pp: int, tmp_p
 # --- Sequences of different lengths
 
 
-@pytest.mark.parametrize("name", PADDED_NAMES)
+@pytest.mark.parametrize("name", [name if "-" in name else slow(name) for name in PADDED_NAMES])
 def test_padding_is_neither_counted_nor_read(name: str, tmp_path: Path) -> None:
     """Counts are those of the real tokens, and other tokens in the padding, on 2 x 2, change no loss."""
     config = config_of(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish, job_config
 from tests.recovery.joining import Joining
 from tests.recovery.leaves import assert_left, left_as_told
@@ -47,7 +48,7 @@ def test_a_fault_tells_a_rank_to_leave(alone: Finished, tmp_path: Path) -> None:
     assert (fault["rank"], fault["step"], fault["fault"]) == (1, 3, "leave")
 
 
-@pytest.mark.parametrize("numbers", [(), (signal.SIGUSR1, signal.SIGXCPU)], ids=["told", "warned"])
+@pytest.mark.parametrize("numbers", [slow(()), (signal.SIGUSR1, signal.SIGXCPU)], ids=["told", "warned"])
 def test_a_rank_that_joined_leaves(alone: Finished, tmp_path: Path, numbers: tuple[signal.Signals, ...]) -> None:
     """Its scheduler may be another one than the job's, so that it leaves alone; a second warning is no second order."""
     with running(tmp_path, (2, 1)) as job, Joining(job) as joining:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from elaswave_fx.config.compose import load_config
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data.order import HeldOutOrder, SampleOrder, Shuffle
+from tests.marks import slow
 from tests.recovery.harness import Finished, Job, finish
 from tests.waiting import await_true
 
@@ -79,7 +80,7 @@ def last_line(run: Finished) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("place", "ranks", "raises", "error"),
     [
-        (0, {0, 1}, False, "sample {} has not been read after 4 s (data.deadline_s)"),
+        slow(0, {0, 1}, False, "sample {} has not been read after 4 s (data.deadline_s)"),
         (BATCH - 1, {2, 3}, False, "sample {} has not been read after 4 s (data.deadline_s)"),
         (BATCH - 1, {2, 3}, True, "sample {} cannot be read (OSError: no disk)"),
     ],

@@ -11,11 +11,11 @@ from tests.recovery.references import References
 from tests.recovery.scenarios import Scenario
 
 SCENARIOS = [
-    leaving((2, 2), (1,), 1),
+    slow(leaving((2, 2), (1,), 1)),
     slow(leaving((3, 2), (0,), 2)),
     leaving((3, 2), (2, 3), 3),
     slow(leaving((2, 3), (5,), 4)),
-    leaving((4, 1), (0,), 5),
+    slow(leaving((4, 1), (0,), 5)),
     leaving((1, 3), (1,), 6),
     leaving((2, 2), (2,), 7, kill=1),
     slow(leaving((3, 2), (4,), 8, kill=0)),
@@ -23,7 +23,7 @@ SCENARIOS = [
     slow(leaving((1, 3), (0,), 10, coordinator=True)),
     leaving_in(Loss((2, 2), 0, "update")),
     slow(leaving_in(Loss((3, 2), 5, "reduce"))),
-    leaving_in(Loss((1, 3), 2, "gather")),
+    slow(leaving_in(Loss((1, 3), 2, "gather"))),
 ]
 
 

@@ -105,7 +105,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return finish(config_of(folder / "hurry", (1, 1)), folder / "run")
 
 
-@pytest.mark.parametrize("cut", [cut if cut in (BOTH_WAYS, HEARD) else slow(cut) for cut in CUTS])
+@pytest.mark.parametrize("cut", [cut if cut == HEARD else slow(cut) for cut in CUTS])
 def test_a_silent_cut(cut: str, alone: Finished, tmp_path: Path) -> None:
     ways, suspects = CUTS[cut]
     with spread(tmp_path) as now:

@@ -97,6 +97,7 @@ def test_the_model_is_written_slowly(slow: Callable[..., None], tmp_path: Path) 
         assert_nobody_left(job.wait())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_written_slowly(slow: Callable[..., None], tmp_path: Path) -> None:
     """The next one waits for it, and the end for the last one."""
     slow(saver, "_write_own", lambda *words: words[-1] == 1)

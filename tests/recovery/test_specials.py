@@ -11,7 +11,11 @@ from tests.recovery.scenario_registry import specials
 from tests.recovery.scenarios import Scenario
 from tools.bench.connection_resets import CannotCut
 
-SLOW = ("enduring-", "storm-2-", "checkpointing-2x2-rank1-", "checkpointing-3x2-", "join-3x2-", "stopped-4x1-")
+SLOW = (
+    "enduring-", "storm-2-", "churn-", "checkpointing-2x2-rank1-", "checkpointing-3x2-", "join-3x2-", "join-2x3-",
+    "stopped-4x1-", "stopped-2x2-rank3-", "slow-", "cut-1x3-", "launcher-1x3-", "settings-default-3x2-",
+    "settings-default-bf16-",
+)  # fmt: skip
 """More of what others show."""
 
 SCENARIOS = [slow(each) if each.folder.startswith(SLOW) else each for each in specials()]

@@ -58,7 +58,8 @@ slowest step, and one in which links were silent takes some seconds."""
 ASK_AGAIN_S = 1.0
 """A joiner whose coordinator has gone asks the next one."""
 
-MOST_EVENTS = 150_000
+MOST_EVENTS = 60_000
+"""Of a schedule: several times what the longest of thousands has; ranks that recover for ever get there soon."""
 
 WARM_STEPS = 2
 """Steps that are in the ledger before deadlines follow from measured ones; until then a start has its ten minutes."""
