@@ -14,8 +14,8 @@ from elaswave_fx.plan.next.replan_request import ReshapeRequest
 _HELP = """Change the layout of a running job.
 
 JOB is the run directory of a job of yours on this machine, or tcp://HOST:PORT, where its coordinator listens
-(launch.control_port), with the job's token in ELASWAVE_TOKEN (the token is in RUN/control/job.json). LAYOUT is
-parallel.dp=N parallel.pp=N, as in a recipe, or the word best.
+(launch.control_port), with the job's token in ELASWAVE_TOKEN, or in the file ELASWAVE_TOKEN_FILE (it stands in
+RUN/control/job.json). LAYOUT is parallel.dp=N parallel.pp=N, as in a recipe, or the word best.
 
 Training continues: the ranks receive replicas of the units that they will compute while steps go on, and a planned
 reconfiguration switches to the layout. The command ends when the plan that leads there is in force; events.jsonl

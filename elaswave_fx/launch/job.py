@@ -29,6 +29,7 @@ from elaswave_fx.control.coordinator.plan_cache import Planning
 from elaswave_fx.control.job_folder import JobFolder
 from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo
 from elaswave_fx.control.protocol.types import Activation
+from elaswave_fx.control.token import job_token
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import CommError
 from elaswave_fx.launch.channel import Channel, ChannelClosed, Message
@@ -300,6 +301,7 @@ class JobSpec:
         first_step: number of steps that an earlier run, which this one resumes, has committed.
         same_run: that run had this run directory, so its lines are kept.
         host: address or name of this machine for other hosts.
+        token: the secret that its processes and joiners prove to know, see `control.token`.
         port: rank r listens on port + r; 0: any.
         control_port: where the coordinator listens; 0: any.
         preload: modules imported before the forks, so that every child finds them in memory.
@@ -321,6 +323,7 @@ class JobSpec:
     builder: Callable[[], BuildResult]
     worker: Callable[[WorkerContext], Mapping[str, Any] | None]
     host: str = "127.0.0.1"
+    token: str = dataclasses.field(default_factory=job_token)
     port: int = 0
     control_port: int = 0
     preload: tuple[str, ...] = ("torch",)

@@ -14,7 +14,6 @@ import errno
 import gc
 import importlib
 import os
-import secrets
 import select
 import socket
 import sys
@@ -197,7 +196,7 @@ def _start(
         folder=str(store.folder),
         host=spec.host,
         port=port_of(listener),
-        token=secrets.token_hex(32),
+        token=spec.token,
         run_dir=str(spec.run_dir.absolute()),
         copies=spec.copies,
         allow_rollback=spec.allow_rollback,

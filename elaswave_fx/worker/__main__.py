@@ -17,8 +17,9 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 from elaswave_fx.config.validation import refuse_non_utf8
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
-from elaswave_fx.control.coordinator.job_file import TOKEN, address_of
+from elaswave_fx.control.coordinator.job_file import address_of
 from elaswave_fx.control.protocol.messages import Welcome
+from elaswave_fx.control.token import TOKEN, TOKEN_FILE
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ElasWaveError, Excluded, HasLeft
 from elaswave_fx.files import open_log
@@ -32,11 +33,11 @@ ASK_S = 10.0
 _HELP = f"""Join a running job as one more rank.
 
 JOB is the run directory of a job of yours on this machine, or tcp://HOST:PORT, where its coordinator listens
-(launch.control_port), with the job's token in {TOKEN} (it stands in RUN/control/job.json). The process opens
-its data, gets program and initial tensors from the coordinator, reaches the other ranks, and then becomes a member
-between two steps. Ctrl-C before that costs the job nothing, and after it what the loss of a rank costs. SIGTERM tells
-it to leave: its work and its replicas go to other ranks, then it ends, within the job's launch.grace_s. So do SIGUSR1,
-SIGUSR2 and SIGXCPU, by which schedulers warn.
+(launch.control_port), with the job's token in {TOKEN}, or in the file {TOKEN_FILE} (it stands in
+RUN/control/job.json). The process opens its data, gets program and initial tensors from the coordinator, reaches the
+other ranks, and then becomes a member between two steps. Ctrl-C before that costs the job nothing, and after it what
+the loss of a rank costs. SIGTERM tells it to leave: its work and its replicas go to other ranks, then it ends, within
+the job's launch.grace_s. So do SIGUSR1, SIGUSR2 and SIGXCPU, by which schedulers warn.
 
 Exit code 0 when all steps of the job are committed, or it has left as it was told; 2 with one clear line when this
 process cannot join, else 1."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elaswave_fx.control.coordinator.job_file import TOKEN, JobFile
+from elaswave_fx.control.coordinator.job_file import JobFile
+from elaswave_fx.control.token import TOKEN
 from elaswave_fx.plan.plan import Plan
 from elaswave_fx.plan.replicas.holders import fatal_domains
 from tests.e2e.test_joins import MISSING, ROOT, assert_same_bits, config_of

@@ -22,13 +22,11 @@ from elaswave_fx.control.coordinator.plan_cache import Planner
 from elaswave_fx.control.coordinator.service import CoordinatorSpec
 from elaswave_fx.control.job_folder import JobFolder
 from elaswave_fx.control.protocol.member_info import Conditions
+from elaswave_fx.control.token import TOKEN, given_token
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import ConfigError
 from elaswave_fx.files import read_plain
 from elaswave_fx.ownership import refuse_others
-
-TOKEN = "ELASWAVE_TOKEN"
-"""Environment variable with the token of a job that is named by its address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +101,7 @@ def address_of(job: str) -> ControlAddress:
         host = port = None
     if host is None or port is None:
         raise ConfigError(f"{job}: is no tcp://HOST:PORT; nearest valid: tcp://127.0.0.1:4711")
-    token = os.environ.get(TOKEN, "")
-    if not token:
+    token = given_token()
+    if token is None:
         raise ConfigError(f"{job}: {TOKEN} is not set to the job's token, which stands in RUN/control/job.json")
     return ControlAddress(host, port, token)
