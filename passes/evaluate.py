@@ -42,12 +42,15 @@ from elaswave_fx.program.ir import (
 )
 from elaswave_fx.program.keyed_draws import DRAWS, DROPOUT, draws
 from elaswave_fx.program.mode_calls import ModeCalls, operator_name
-from elaswave_fx.program.state_kept import state_kept
-from elaswave_fx.program.trial_values import FAR, perturbed
+from elaswave_fx.program.state_kept import equal_with_nan, state_kept
+from elaswave_fx.program.trial_values import FAR, TIMES_NOISE, perturbed, rounded_otherwise
 
 aten = torch.ops.aten
 
 _MEASURED = (ResultKind.LOSS, ResultKind.COUNT)
+_ROUNDED = 2e-2
+"""Relative difference of means over draws in lower precision that may be rounding."""
+_ROUNDINGS = 4
 _DRAWN = 8
 """Evaluation runs of a model that draws in evaluation what `EqualDraws` does not know."""
 
@@ -178,20 +181,20 @@ def _evaluates(
     batch: Mapping[str, torch.Tensor],
     far: bool = False,
 ) -> bool:
-    """Whether both agree once a model in training has got into evaluation mode, which may not change state, as by
+    """Whether both agree once a model in training has got into evaluation mode. Modes may not change state, as by
     averages in the place of weights."""
     before = {name: tensor.detach().clone() for name, tensor in _state_of(model)}
     model.eval()
     try:
         now = dict(_state_of(model))
-        same = now.keys() == before.keys() and all(_equal(now[name], tensor) for name, tensor in before.items())
-        return same and _agrees(program, model, state, batch, far)
+        same = now.keys() == before.keys() and all(equal_with_nan(now[name], tensor) for name, tensor in before.items())
+        same = same and _agrees(program, model, state, batch, far)
     finally:
+        evaluated = {name: tensor.detach().clone() for name, tensor in _state_of(model)}
         model.train()
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    return same and all(
+        equal_with_nan(evaluated[name], tensor) for name, tensor in _state_of(model) if name in evaluated
+    )
 
 
 def _state_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -226,16 +229,27 @@ def _agrees(
     batch: Mapping[str, torch.Tensor],
     far: bool,
 ) -> bool:
-    tolerance = 2e-2 if program.float_dtypes() & {torch.bfloat16, torch.float16} else 1e-4 if far else 1e-5
+    rounded = bool(program.float_dtypes() & {torch.bfloat16, torch.float16})
+    tolerance = 1e-4 if far or rounded else 1e-5
     with torch.no_grad(), contextlib.suppress(UnknownDraw), EqualDraws():
         ours = run_evaluation(program, state, batch)
         twice = (_seeded(model, batch, 0), _seeded(model, batch, 0))  # it may change what it reads
+        off = {kind: max(abs(theirs[place] - float(ours[kind])) for theirs in twice)
+               for place, kind in enumerate(("loss", "count"))}  # fmt: skip
         return all(
-            abs(one - float(ours[kind])) <= tolerance * max(1.0, abs(one)) or (far and not math.isfinite(one))
-            for theirs in twice
-            for one, kind in zip(theirs, ("loss", "count"), strict=True)
+            each <= tolerance * max(1.0, abs(float(ours[kind])))
+            or (far and not math.isfinite(each))
+            or (rounded and each <= TIMES_NOISE * _noise(program, state, batch, kind))
+            for kind, each in off.items()
         )
-    return _agree_on_average(program, model, state, batch, tolerance)
+    return _agree_on_average(program, model, state, batch, _ROUNDED if rounded else tolerance)
+
+
+def _noise(program: Program, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor], kind: str) -> float:
+    """By how much other roundings of the weights change the loss or the count in evaluation."""
+    found = [float(run_evaluation(program, each, batch)[kind])
+             for each in (rounded_otherwise(program, state, draw) for draw in range(_ROUNDINGS))]  # fmt: skip
+    return max(found) - min(found)
 
 
 def _agree_on_average(

@@ -78,7 +78,7 @@ def compile_model(
         for batch in batches
     )
     with python_state_kept(model):
-        check_gradients(model, Normalize().apply(program), part, other_part)
+        notes += check_gradients(model, Normalize().apply(program), part, other_part)
         program, report = run_passes(program, pipeline.passes, dump)
         exact = evaluation_agrees(program, model, program.example.state, program.example.batch)
     artifact = lower(program, _group_rule(config), exact)

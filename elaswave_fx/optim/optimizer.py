@@ -11,6 +11,7 @@ That leaves the operators whose vector body and tail round alike: add, sub, mul,
 (no pow, no fused kernels). `trace_update` turns an optimizer into the fx graph that is lowered for the executor.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from elaswave_fx.config.keys import OptimizerConfig
-from elaswave_fx.config.targets import import_target, instantiate
+from elaswave_fx.config.targets import import_target, instantiate, parameters_of
 from elaswave_fx.config.validation import nearest
 from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.errors import ConfigError
@@ -122,11 +123,16 @@ def make_optimizer(config: OptimizerConfig) -> Optimizer:
     if config.name != "target":
         best = nearest(config.name, ("adamw", "sgd"))
         raise ConfigError(f"optimizer={config.name}: is unknown; nearest valid: {best or 'adamw, sgd'}")
-    # `weight_decay` is a key of every optimizer; a user's gets it if it is set and its constructor has the parameter.
+    # `lr` and `weight_decay` are keys of every optimizer; a user's gets them if its constructor has the parameters.
     decay = {} if config.weight_decay is None else {"weight_decay": config.weight_decay}
-    import_target("optimizer", config.spec)
+    parameters = parameters_of(import_target("optimizer", config.spec))
+    takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    if decay and "weight_decay" not in parameters and not takes_all:
+        raise ConfigError(
+            f"optimizer.weight_decay={config.weight_decay:g}: {config.target} has no such argument; nearest valid: null"
+        )
     with seeded(0):  # every rank makes one
-        optimizer = instantiate("optimizer", config.spec, offered=decay)
+        optimizer = instantiate("optimizer", {**decay, **config.spec}, offered={"lr": config.lr})
     missing = [name for name in ("init", "update", "hyper_values") if not callable(getattr(optimizer, name, None))]
     if missing:
         raise ConfigError(

@@ -177,7 +177,8 @@ def _export(model: nn.Module, batch: Batch, size: Any) -> ExportedProgram:
     # A tensor object given as two inputs would be captured as one input: make every input a tensor of its own.
     distinct = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in batch.values())
     shapes: Any = {"inputs": tuple({0: size} for _ in batch)} if size is not None else None
-    with _replacements(model), any_names():
+    # What forward keeps is traced: a table that it makes when it first runs.
+    with python_state_kept(model), _replacements(model), any_names():
         wrapped = Exportable(model, tuple(batch))
         try:
             with refuse_derivatives():

@@ -8,19 +8,22 @@ what is behind it.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.check_against_eager import SameDraws, inputs_of
+from elaswave_fx.program.eager_answers import through_checkpoints
 from elaswave_fx.program.gradient_hooks import refuse_changing_hooks
 from elaswave_fx.program.ir import Program, ResultKind, named_operator
-from elaswave_fx.program.later_buffers import later_state
+from elaswave_fx.program.later_buffers import later_states
 from elaswave_fx.program.own_backward import WAY_OUT, own_functions, recorded_calls, refuse_other_backward
-from elaswave_fx.program.state_kept import SEED, state_kept
+from elaswave_fx.program.state_kept import SEED, equal_with_nan, state_kept
 from elaswave_fx.program.trial_values import FAR, TIMES_NOISE, perturbed, rounded_otherwise
 
 _EXACT = 1e-3
@@ -33,23 +36,26 @@ _Gradients = dict[str, torch.Tensor | None]
 
 def check_gradients(
     model: nn.Module, program: Program, batch: Mapping[str, torch.Tensor], other_batch: Mapping[str, torch.Tensor]
-) -> None:
+) -> tuple[str, ...]:
     """Compare the gradient of the loss sum through the graph of a normalized program with that of the model, on `batch`
     with its first weights and on `other_batch` with others near them: a gate or head of zeros hides what is behind it.
 
     The backward pass is derived from the graph, which holds forward calls only. An autograd.Function whose backward is
     not the derivative of its forward would train wrongly, as would a hook that changes gradients.
 
-    Raises CaptureError naming the operator without a derivative, or the parameter and the likely reason.
+    Returns lines for the user. Raises CaptureError naming the operator without a derivative, or the parameter and the
+    likely reason.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with state_kept(model) as before, refuse_changing_hooks(model):
         loss = _loss_of(model, batch)
-        expected = _backward(model, program, loss, trained)
-    functions = own_functions(loss)
+        with _writes_behind_forward(model, program) as notes:
+            expected = _backward(model, program, loss, trained)
+    with state_kept(model), through_checkpoints():
+        functions = own_functions(_loss_of(model, batch))
     _refuse_other_gradients(model, program, batch, before, expected, functions)
     if functions:
-        with state_kept(model), recorded_calls(functions) as calls:
+        with state_kept(model), through_checkpoints(), recorded_calls(functions) as calls:
             model(**{name: tensor.clone() for name, tensor in batch.items()})
         with state_kept(model):  # of the layers that a Function runs
             refuse_other_backward([*calls.values()])
@@ -68,9 +74,10 @@ def check_gradients(
     other = {**near, **{name: _not_zero(near[name]) for name, parameter in trained.items() if _is_small(parameter)}}
     far = {**other, **{name: FAR * other[name] for name in trained}}
     _has_gradients(model, program, other_batch, far, functions)
-    for state in (later_state(program, other), other, near):
-        if state is not None and _has_gradients(model, program, other_batch, state, functions):
-            return
+    later = [_has_gradients(model, program, other_batch, state, functions) for state in later_states(program, other)]
+    if not any(later) and not _has_gradients(model, program, other_batch, other, functions):
+        _has_gradients(model, program, other_batch, near, functions)
+    return tuple(notes)
 
 
 def _is_small(parameter: torch.Tensor) -> bool:
@@ -92,7 +99,7 @@ def _has_gradients(
     functions: list[type[torch.autograd.Function]],
 ) -> bool:
     """Refuse other gradients of the model at a state that is not its first; return whether it has any there."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = dict(_tensors(model))
     trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     with state_kept(model):
         with torch.no_grad():
@@ -196,6 +203,38 @@ def _backward(
     finally:
         for tensor in tensors.values():
             tensor.grad = None
+
+
+@contextlib.contextmanager
+def _writes_behind_forward(model: nn.Module, program: Program) -> Iterator[list[str]]:
+    """Raise CaptureError on exit for a parameter or buffer that the backward pass writes: a program has none of its
+    code. Yields lines for the user, on statistics that a checkpoint updates once more, complete on exit."""
+    updated = {result.name for result in program.results if result.kind in (ResultKind.BUFFER, ResultKind.FOLD)}
+    before = {name: (tensor, tensor.detach().clone()) for name, tensor in _tensors(model)}
+    notes: list[str] = []
+    yield notes
+    after = dict(_tensors(model))
+    for name, (tensor, value) in before.items():
+        if after.get(name) is tensor and equal_with_nan(tensor, value):
+            continue
+        if name not in updated:
+            raise CaptureError(
+                f"model: the backward pass of {type(model).__name__} writes {name}, by a hook or an autograd.Function; "
+                "it would stay as it is, for the captured graph has forward's calls alone; a way out is to compute it "
+                "in forward"
+            )
+        if not isinstance(model.get_submodule(name.rpartition(".")[0]), _BatchNorm):
+            raise CaptureError(
+                f"model: a checkpoint of {type(model).__name__} runs what updates {name} once more in the backward "
+                "pass; a way out is to leave the checkpoint out, and recompute=full"
+            )
+        if not notes:
+            notes.append(f"model: {name} is updated once a step, where a checkpoint in PyTorch updates it twice")
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _gradient_reason(model: nn.Module, functions: list[type[torch.autograd.Function]], program: Program) -> str:

@@ -21,7 +21,7 @@ from elaswave_fx.program.batch_run import Batch, State
 from elaswave_fx.program.coupling_rules import coupled_by_rule
 from elaswave_fx.program.coupling_trial import Couplings, coupled_by_trial
 from elaswave_fx.program.ir import Program
-from elaswave_fx.program.later_buffers import later_state
+from elaswave_fx.program.later_buffers import later_states
 from elaswave_fx.program.mixed_totals import means_among_sums
 from elaswave_fx.program.samples import locate_samples
 from elaswave_fx.program.totals import bent_totals
@@ -40,11 +40,11 @@ def find_couplings(program: Program, state: State, batch: Batch, more: Batch | N
         CaptureError: the loss is a mean, not a sum: a model returns (loss sum, count).
     """
     found = _couplings_at(program, state, batch, more)
-    later = None if found.reasons else later_state(program, state)
-    if later is None or not _runs(program, later, batch):
-        return found
-    then = _couplings_at(program, later, batch, more)
-    return Couplings(then.reasons, found.shuffled | then.shuffled)
+    for later in later_states(program, state):
+        if not found.reasons and _runs(program, later, batch):
+            then = _couplings_at(program, later, batch, more)
+            found = Couplings(then.reasons, found.shuffled | then.shuffled)
+    return found
 
 
 def _runs(program: Program, state: State, batch: Batch) -> bool:

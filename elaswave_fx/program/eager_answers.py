@@ -48,12 +48,17 @@ def eager_answers() -> Iterator[None]:
         mock.patch("torch.detach_", _refuse_to_detach),
         mock.patch.object(torch.inference_mode, "__enter__", _enter_no_grad),
         mock.patch.object(torch.inference_mode, "__exit__", _exit_no_grad),
-        mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough),
+        through_checkpoints(),
         mock.patch.object(PreDispatchTorchFunctionMode, "__torch_function__", _record),
         mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _its_context_alone),
         mock.patch("torch.instance_norm", _instance_norm),
     ):
         yield
+
+
+def through_checkpoints() -> contextlib.AbstractContextManager[Any]:
+    """Run what `checkpoint(use_reentrant=True)` wraps as part of the forward pass."""
+    return mock.patch.object(checkpoint, "CheckpointFunction", _SeenThrough)
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

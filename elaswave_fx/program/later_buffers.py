@@ -1,6 +1,6 @@
 """Buffers as they may be after many steps, for checks: a counter may bring in a term that is 0 in the first ones.
 
-later_state(program, {"weight": …, "steps": 0})    ->  {"weight": …, "steps": 1000}; None if no buffer counts
+later_states(program, {"steps": 0, …})    ->  {"steps": 7, …}, {"steps": 1000, …}; none if no buffer counts
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from torch import fx
 
 from elaswave_fx.program.ir import Program, ResultKind, Role, output_nodes, placeholders, source_of
 
-_STEPS = 1000
+_STEPS = (7, 1000)
+"""In a window, and in a period, that one of them is not in: annealing may be cyclical."""
 
 
-def later_state(program: Program, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+def later_states(program: Program, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], ...]:
     """`state` with advanced counters: buffers of one number that forward updates, and on which loss or count depend."""
     names = [name for name in _updated(program) if state[name].numel() == 1 and state[name].dtype != torch.bool]
     counters = [name for name in names if _matters(program, name)]
-    return {**state, **{name: state[name] + _STEPS for name in counters}} if counters else None
+    later = ({name: state[name] + steps for name in counters} for steps in _STEPS if counters)
+    return tuple({**state, **advanced} for advanced in later)
 
 
 def _updated(program: Program) -> list[str]:

@@ -29,7 +29,7 @@ _FACTORS = (1.0, -1.0, 1e-3, 4.0, -4.0, 16.0, -16.0, 64.0, -64.0, 1e3, -1e3)
 _TANGENTS = (1.0, 1e-4, 1e4)
 _TOLERANCE, _TOLERANCE_ROUNDED = 1e-4, 1e-2
 """Tolerances in double precision, and in the call's own precision."""
-_MOST_CALLS = 32
+_MOST_CALLS = 128
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,13 @@ class Call:
     @property
     def key(self) -> str:
         """Key of equivalent calls, which are tried once."""
-        shapes = [f"{arg.dtype}{tuple(arg.shape)}" if isinstance(arg, Tensor) else repr(arg) for arg in self.args]
-        return f"{self.function.__qualname__}{shapes}{self.differentiated}"
+        args = [repr(arg) if self._is_option(i, arg) else f"{arg.dtype}{tuple(arg.shape)}"
+                for i, arg in enumerate(self.args)]  # fmt: skip
+        return f"{self.function.__qualname__}{args}{self.differentiated}"
+
+    def _is_option(self, place: int, arg: Any) -> bool:
+        """Whether an argument decides what the call computes by its value: a number, also in a tensor."""
+        return not isinstance(arg, Tensor) or (arg.numel() == 1 and place not in self.differentiated)
 
 
 def own_functions(loss: Tensor) -> list[type[Function]]:
@@ -151,9 +156,11 @@ def _gradients_near(
     leaves: dict[int, Tensor] = {}
     args = list(call.args)
     for i, arg in enumerate(call.args):
-        if not isinstance(arg, Tensor) or not (arg.is_floating_point() or i in call.differentiated):
+        if not isinstance(arg, Tensor) or not (arg.is_floating_point() or arg.dtype == torch.bool):
             continue
         value = arg.detach()
+        if factor != 1 and i not in call.differentiated and _is_mask(arg):
+            value = (torch.rand(arg.shape, generator=generator) < 0.5).to(arg.dtype)  # it may be of ones at first
         if dtype is not None and value.is_floating_point():
             value = value.to(dtype)
         if i in call.differentiated:
@@ -178,6 +185,10 @@ def _gradients_near(
             [each for each, _ in pairs], list(leaves.values()), [t for _, t in pairs], allow_unused=True
         )
     return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), grads, strict=True)]
+
+
+def _is_mask(arg: Tensor) -> bool:
+    return arg.numel() > 1 and not isinstance(arg, nn.Parameter) and bool(((arg == 0) | (arg == 1)).all())
 
 
 def _forward(function: type[Function], args: Sequence[Any]) -> Any:

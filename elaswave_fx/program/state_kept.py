@@ -38,6 +38,10 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
                 tensor.detach_()
 
 
+def equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def buffer_sizes(model: nn.Module) -> dict[str, torch.Size]:
     """Sizes of all buffers, by all their names."""
     return {name: buffer.shape for name, buffer in model.named_buffers(remove_duplicate=False)}

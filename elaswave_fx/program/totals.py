@@ -93,7 +93,7 @@ def _totals(program: Program) -> set[fx.Node]:
         values = tensors_in(value_of(node))
         if values:
             made.add(node)
-        if values and not any(isinstance(size, torch.SymInt) for value in values for size in value.shape):
+        if values and not _has_samples(node):
             totals.add(node)
     return totals
 
@@ -128,40 +128,77 @@ def _is_weighted_mean(node: fx.Node) -> bool:
     return is_aten(node, *_LABELLED) and argument(node, "reduction", _MEAN) == _MEAN
 
 
-class Reduction(Enum):
-    """What a reduction gives of a whole batch."""
+class Term(Enum):
+    """What a value is that loss or count is linear in."""
 
     SUM = "a sum over samples"
     MEAN = "a mean over samples"
+    COMMON = "a value of no sample"
 
 
-def reductions(program: Program) -> dict[fx.Node, Reduction]:
-    """Calls that make floats of a whole batch from those of its samples, and that reach loss or count through nothing
-    but totals."""
-    totals = _totals(program)
-    found: dict[fx.Node, Reduction] = {}
+def terms(program: Program) -> dict[fx.Node, Term]:
+    """Values that loss or count is linear in, computed from them by nothing but totals: reductions that make floats of
+    a whole batch from those of its samples, and what parameters, buffers and draws alone give, which training moves."""
+    totals, common = _totals(program), _common(program)
+    found: dict[fx.Node, Term] = {}
     seen: set[fx.Node] = set()
     stack = [node for _, node in sum_nodes(program)]
     while stack:
         node = stack.pop()
-        if node in seen or node not in totals:
+        if node in seen:
             continue
         seen.add(node)
-        read = totals.intersection(node.all_input_nodes)
-        stack += read
-        value = value_of(node)
-        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-        kind = _kind_of(node) if is_float and not read else None
-        if kind is not None:
+        if node in common:
+            if _is_float(node) or _is_bool(node):
+                found[node] = Term.COMMON
+        elif not totals.isdisjoint(node.all_input_nodes) or node not in totals:
+            stack += [source for source in values_read(node) if source in totals or not _has_samples(source)]
+        elif _is_float(node) and (kind := _kind_of(node)) is not None:
             found[node] = kind
     return found
 
 
-def _kind_of(node: fx.Node) -> Reduction | None:
+def _common(program: Program) -> set[fx.Node]:
+    """Values that training moves and that neither samples nor their number enter."""
+    updates = {result.name for result in program.results if result.kind in (ResultKind.BUFFER, ResultKind.FOLD)}
+    updates |= {fold.buffer for fold in program.folds}
+    moved: set[fx.Node] = set()
+    of_batch: set[fx.Node] = set()
+    for node in program.graph.graph.nodes:
+        if node.op == "placeholder":
+            source = source_of(node)
+            if source.role == Role.INPUT:
+                of_batch.add(node)
+            elif source.role != Role.CONSTANT and (source.role != Role.BUFFER or source.name in updates):
+                moved.add(node)
+        elif node.op == "call_function":
+            read = set(values_read(node))
+            if not of_batch.isdisjoint(read):
+                of_batch.add(node)
+            elif not moved.isdisjoint(read):
+                moved.add(node)
+    return moved
+
+
+def _has_samples(node: fx.Node) -> bool:
+    return any(isinstance(size, torch.SymInt) for value in tensors_in(value_of(node)) for size in value.shape)
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _is_bool(node: fx.Node) -> bool:
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
+
+
+def _kind_of(node: fx.Node) -> Term | None:
     reduction = _reduction(node)
     if is_aten(node, *_SUMS) or reduction == _SUM:
-        return Reduction.SUM
-    return Reduction.MEAN if is_aten(node, "aten.mean") or reduction == _MEAN else None
+        return Term.SUM
+    return Term.MEAN if is_aten(node, "aten.mean") or reduction == _MEAN else None
 
 
 def _reduction(node: fx.Node) -> int | None:
@@ -184,5 +221,7 @@ def _cure(kind: ResultKind, node: fx.Node) -> str:
         return (
             ": it is a product of two numbers of a whole batch, such as a mean times its count; return the sum itself"
         )
+    if any("norm" in str(source.target) for source in (node, *node.all_input_nodes)):
+        return ": a norm over the batch is none; h.pow(2).sum() is one"
     bounds = kind == ResultKind.COUNT and is_aten(node, "aten.clamp", "aten.clamp_min", "aten.maximum")
     return ", and needs no lower bound: a step in which nothing counts is told" if bounds else ""
