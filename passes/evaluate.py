@@ -14,11 +14,13 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from elaswave_fx.program.autocast import without_autocast
 from elaswave_fx.program.equal_draws import EqualDraws, UnknownDraw
 from elaswave_fx.program.interpret import interpret_units
 from elaswave_fx.program.ir import (
@@ -43,14 +45,11 @@ from elaswave_fx.program.ir import (
 from elaswave_fx.program.keyed_draws import DRAWS, DROPOUT, draws
 from elaswave_fx.program.mode_calls import ModeCalls, operator_name
 from elaswave_fx.program.state_kept import equal_with_nan, state_kept
-from elaswave_fx.program.trial_values import FAR, TIMES_NOISE, perturbed, rounded_otherwise
+from elaswave_fx.program.trial_values import FAR, perturbed
 
 aten = torch.ops.aten
 
 _MEASURED = (ResultKind.LOSS, ResultKind.COUNT)
-_ROUNDED = 2e-2
-"""Relative difference of means over draws in lower precision that may be rounding."""
-_ROUNDINGS = 4
 _DRAWN = 8
 """Evaluation runs of a model that draws in evaluation what `EqualDraws` does not know."""
 
@@ -229,27 +228,61 @@ def _agrees(
     batch: Mapping[str, torch.Tensor],
     far: bool,
 ) -> bool:
-    rounded = bool(program.float_dtypes() & {torch.bfloat16, torch.float16})
-    tolerance = 1e-4 if far or rounded else 1e-5
+    tolerance = 1e-4 if far else 1e-5
+    lowest = program.float_dtypes() & {torch.bfloat16, torch.float16}
     with torch.no_grad(), contextlib.suppress(UnknownDraw), EqualDraws():
-        ours = run_evaluation(program, state, batch)
-        twice = (_seeded(model, batch, 0), _seeded(model, batch, 0))  # it may change what it reads
-        off = {kind: max(abs(theirs[place] - float(ours[kind])) for theirs in twice)
-               for place, kind in enumerate(("loss", "count"))}  # fmt: skip
-        return all(
-            each <= tolerance * max(1.0, abs(float(ours[kind])))
-            or (far and not math.isfinite(each))
-            or (rounded and each <= TIMES_NOISE * _noise(program, state, batch, kind))
-            for kind, each in off.items()
-        )
-    return _agree_on_average(program, model, state, batch, _ROUNDED if rounded else tolerance)
+        same = _is_same(program, model, state, batch, tolerance, far)
+        return same or (bool(lowest) and _is_same_in_single_precision(program, model, state, batch, far))
+    return _agree_on_average(program, model, state, batch, 2e-2 if lowest else tolerance)
 
 
-def _noise(program: Program, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor], kind: str) -> float:
-    """By how much other roundings of the weights change the loss or the count in evaluation."""
-    found = [float(run_evaluation(program, each, batch)[kind])
-             for each in (rounded_otherwise(program, state, draw) for draw in range(_ROUNDINGS))]  # fmt: skip
-    return max(found) - min(found)
+def _is_same(
+    program: Program,
+    model: torch.nn.Module,
+    state: Mapping[str, torch.Tensor],
+    batch: Mapping[str, torch.Tensor],
+    tolerance: float,
+    far: bool,
+) -> bool:
+    ours = run_evaluation(program, state, batch)
+    twice = (_seeded(model, batch, 0), _seeded(model, batch, 0))  # it may change what it reads
+    return all(
+        abs(one - float(ours[kind])) <= tolerance * max(1.0, abs(one)) or (far and not math.isfinite(one))
+        for theirs in twice
+        for one, kind in zip(theirs, ("loss", "count"), strict=True)
+    )
+
+
+def _is_same_in_single_precision(
+    program: Program,
+    model: torch.nn.Module,
+    state: Mapping[str, torch.Tensor],
+    batch: Mapping[str, torch.Tensor],
+    far: bool,
+) -> bool:
+    """Whether both agree without the roundings of a lower precision, which another kernel does elsewhere."""
+    assert program.invariants is not None
+    masters = {**state, **{name: tensor.detach() for name, tensor in _state_of(model)}}  # `state` may be rounded
+    units = tuple(replace(unit, graph=_in_single_precision(unit.graph)) for unit in program.units)
+    single = replace(program, units=units, invariants=_in_single_precision(program.invariants))
+    try:
+        with without_autocast(model):
+            return _is_same(single, model, masters, batch, 1e-4, far)
+    except RuntimeError:
+        return False  # the model itself goes to another precision
+
+
+def _in_single_precision(module: fx.GraphModule) -> fx.GraphModule:
+    def single(value: Any) -> Any:
+        return torch.float32 if value in (torch.bfloat16, torch.float16) else value
+
+    copied = copy_graph(module)
+    copied.meta.update(module.meta)
+    for node in calls(copied.graph):
+        node.args = fx.node.map_aggregate(node.args, single)  # type: ignore[assignment]
+        node.kwargs = fx.node.map_aggregate(node.kwargs, single)  # type: ignore[assignment]
+    copied.recompile()
+    return copied
 
 
 def _agree_on_average(

@@ -78,6 +78,11 @@ def test_hugging_face_options_are_carried_with_and_without_plus() -> None:
     assert config.model.options == {"num_hidden_layers": 3, "width": 8}
 
 
+def test_a_task_is_an_argument_of_a_class_of_ones_own() -> None:
+    config = load_config(["model._target_=mine.Net", "model.task=regression"])
+    assert config.model.options["task"] == "regression" and config.model.task is None
+
+
 def test_recipes_option_is_replaced() -> None:
     assert load_config(["recipe=hf_gpt2", "+model.config.n_layer=9"]).model.options["n_layer"] == 9
 

@@ -96,8 +96,9 @@ def read_groups(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def _model(node: Mapping[str, Any]) -> dict[str, Any]:
     if _is_target("model", "kind", node):
-        name, options = _split_target("model", node, typed=("kind", "task"))
-        return {"kind": "target", "name": name, "task": node.get("task"), "options": options}
+        set_elsewhere = ("task",) if node.get("task") is None else ()  # by model=hf, whose key it is
+        name, options = _split_target("model", node, typed=("kind", *set_elsewhere))
+        return {"kind": "target", "name": name, "task": None, "options": options}
     kind = _kind("model", "kind", node, (*OWN_MODELS, "hf", "target"))
     rest = {name: value for name, value in node.items() if name != "kind"}
     if kind == "hf":

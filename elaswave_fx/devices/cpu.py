@@ -83,11 +83,18 @@ class CpuDevice:
             "mkl_cbwr": branch(),
             "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
             "denormals": "kept" if (torch.full((1,), _DENORMAL) * 1.0).item() else "flushed",
-            "matmul_precision": torch.get_float32_matmul_precision(),
+            "matmul_precision": _matmul_precision(),
             "onednn_precision": torch.backends.mkldnn.fp32_precision if torch.backends.mkldnn.is_available() else "",
             "threads": str(torch.get_num_threads()),
             "deterministic": str(torch.are_deterministic_algorithms_enabled()),
         }
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # a model has set it by torch.backends, see `onednn_precision`
+        return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
 
 
 def _set_kept(kept: int) -> None:

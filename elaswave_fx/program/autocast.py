@@ -37,6 +37,19 @@ def run_under_autocast(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
+def without_autocast(model: nn.Module) -> Iterator[None]:
+    """Run `model` in the precision of its parameters."""
+    forward = model.__dict__.get("forward")
+    if isinstance(forward, _Autocast):
+        model.forward = forward.plain
+    try:
+        yield
+    finally:
+        if isinstance(forward, _Autocast):
+            model.forward = forward
+
+
+@contextlib.contextmanager
 def without_onednn() -> Iterator[None]:
     """Run recurrent layers step by step, as in a captured graph; oneDNN lacks them in bf16 on many CPUs."""
     enabled = torch._C._get_mkldnn_enabled()
@@ -52,11 +65,11 @@ class _Autocast:
 
     def __init__(self, forward: Callable[..., Any], kernels: Callable[[], AbstractContextManager[None]]) -> None:
         functools.update_wrapper(self, forward)
-        self._forward, self._kernels = forward, kernels
+        self.plain, self._kernels = forward, kernels
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._kernels(), torch.autocast("cpu", dtype=_LOW):
-            return self._forward(*args, **kwargs)
+            return self.plain(*args, **kwargs)
 
 
 @contextlib.contextmanager

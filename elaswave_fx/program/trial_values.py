@@ -38,10 +38,10 @@ def told_apart(batch: Mapping[str, torch.Tensor], first: int) -> dict[str, torch
     }
 
 
-def rounded_otherwise(program: Program, state: Mapping[str, torch.Tensor], draw: int = 0) -> dict[str, torch.Tensor]:
+def rounded_otherwise(program: Program, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """`state` with trained parameters changed by up to half a step of the lowest precision in the program. A change of
-    gradients by that is noise: the exact gradient of a bias in front of a normalization is 0. `draw`: which change."""
-    draws = torch.Generator().manual_seed(draw)
+    gradients by that is noise: the exact gradient of a bias in front of a normalization is 0."""
+    draws = torch.Generator().manual_seed(0)
     step = max(torch.finfo(dtype).eps for dtype in program.float_dtypes())
     other = dict(state)
     for name, spec in program.params.items():

@@ -370,6 +370,22 @@ def test_bf16_trains_as_autocast_does(name: str) -> None:
     assert found[0][-1] < found[0][0]
 
 
+class Smoothed(Classify):
+    """Labels are smoothed a little in training: less than bf16 rounds a single loss."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        smoothing = 0.01 if self.training else 0.0
+        scores = self.head(self.body(x).flatten(1))
+        return F.cross_entropy(scores, y, reduction="sum", label_smoothing=smoothing), torch.ones_like(y).sum()
+
+
+def test_modes_are_told_apart_in_bf16() -> None:
+    config = load_config(["precision=bf16", f"global_batch={SAMPLES}"])
+    torch.manual_seed(0)
+    artifact, _ = compile_model(config, Smoothed(nn.Linear(WIDTH, WIDTH)), (points(SAMPLES, 1), points(2 * SAMPLES, 2)))
+    assert not artifact.evaluation_exact
+
+
 def test_a_parameter_is_gathered_in_bf16_where_every_reader_rounds_it() -> None:
     config = load_config(["precision=bf16", f"global_batch={SAMPLES}"])
     for model, rounded in (

@@ -298,13 +298,13 @@ def test_make_optimizer_reads_the_configuration():
 
 
 def user_optimizer(name, **options):
-    return OptimizerConfig(name="target", lr=0.1, weight_decay=0.2, target=f"{__name__}.{name}", options=options)
+    return OptimizerConfig(name="target", lr=0.1, weight_decay=None, target=f"{__name__}.{name}", options=options)
 
 
 def test_a_users_optimizer_is_built_and_traced():
-    lion = make_optimizer(user_optimizer("Lion", beta=0.8))
+    lion = make_optimizer(replace(user_optimizer("Lion", beta=0.8), weight_decay=0.2))
     assert (lion.beta, lion.weight_decay) == (0.8, 0.2)
-    assert make_optimizer(replace(user_optimizer("Lion"), weight_decay=None)).weight_decay == 0.05
+    assert make_optimizer(user_optimizer("Lion")).weight_decay == 0.05
     outputs = trace_update(lion)(torch.ones(3), torch.ones(3), torch.zeros(3), *map(torch.tensor, (1.0, 1.0, 0.1)))
     torch.testing.assert_close(outputs[0], torch.full((3,), 0.9))
 
@@ -334,6 +334,28 @@ def test_a_users_optimizer_is_built_and_traced():
 def test_a_users_optimizer_is_refused_by_name(name, message):
     with pytest.raises(ConfigError, match=f"optimizer._target_=.*{name}: .*{message}"):
         make_optimizer(user_optimizer(name))
+
+
+class OwnRate(Lion):
+    """Takes the keys lr and weight_decay, and computes with its own."""
+
+    def __init__(self, lr=0.3, weight_decay=0.0):
+        super().__init__(weight_decay=weight_decay)
+        self.lr = lr
+
+
+class TakesAll(OwnRate):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+
+def test_keys_of_all_optimizers_reach_a_users_constructor():
+    config = replace(user_optimizer("OwnRate"), lr=0.05, weight_decay=0.1)
+    assert (make_optimizer(config).lr, make_optimizer(config).weight_decay) == (0.05, 0.1)
+    assert make_optimizer(replace(config, weight_decay=None)).weight_decay == 0.0
+    assert make_optimizer(replace(user_optimizer("TakesAll"), weight_decay=0.1)).weight_decay == 0.1
+    with pytest.raises(ConfigError, match="optimizer.weight_decay=0.1: .*RootMeanSquare has no such argument; .* null"):
+        make_optimizer(replace(user_optimizer("RootMeanSquare"), weight_decay=0.1))
 
 
 @pytest.mark.parametrize(

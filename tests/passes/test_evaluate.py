@@ -392,9 +392,28 @@ class OwnAverages(Classifier):
         return super().features(x)
 
 
+class CountsModes(Classifier):
+    """train() moves what forward reads."""
+
+    times: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("times", torch.zeros(()))
+
+    def train(self, mode: bool = True) -> CountsModes:
+        if mode and "times" in self._buffers:
+            self.times += 1
+        return super().train(mode)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * (1 + self.times)
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
+        (CountsModes(), False),
         (BoundInEvaluation(layers=1), False),
         (BoundInTraining(layers=1), False),
         (NoisyLabels(layers=1), False),

@@ -105,7 +105,51 @@ def far(losses: Tensor) -> Tensor:
     return F.relu(losses - 1e6)
 
 
+class Bound(Totals):
+    """With a penalty of parameters alone, which the first ones do not have, and a counter whose first steps are 0."""
+
+    steps: Tensor
+
+    def __init__(
+        self, loss: Callable[[Tensor, Tensor, Tensor], Tensor], count: Callable[..., Tensor] = torch.sum
+    ) -> None:
+        super().__init__(lambda losses: loss(losses, F.relu(self.head.weight.abs() - 1e3).sum(), self.ramp()), count)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def ramp(self) -> Tensor:
+        return ((self.steps % 1000) / 500).clamp(max=1.0)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        sums = super().forward(x, y)
+        self.steps += 1
+        return sums
+
+
 BENT: dict[str, tuple[nn.Module, str]] = {
+    "a bound of parameters": (
+        Bound(lambda losses, penalty, ramp: losses.sum() + 3 * penalty),
+        "aten.mul.*, a value of no sample in the loss, which is their sum: times x.shape.0. it is one",
+    ),
+    "a factor of parameters": (
+        Bound(lambda losses, penalty, ramp: losses.sum() + penalty * losses.mean()),
+        "^aten.mean.*, a mean over samples in the loss, which is their sum$",
+    ),
+    "a mean by a cyclical ramp": (
+        Bound(lambda losses, penalty, ramp: losses.sum() + ramp * losses.mean()),
+        "^aten.mean.*, a mean over samples in the loss, which is their sum$",
+    ),
+    "a mean every fourth step": (
+        Bound(lambda losses, penalty, ramp: losses.sum() + (ramp * 2000 % 4 == 3) * losses.mean()),
+        "aten.mean.*, a mean over samples in the loss",
+    ),
+    "a mean by chance": (
+        Totals(lambda losses: losses.sum() + (torch.rand(()) < 1e-9).float() * losses.mean()),
+        "aten.mean.*, a mean over samples in the loss",
+    ),
+    "the square of a norm": (
+        Totals(lambda losses: losses.norm().pow(2)),
+        r"pow.*: a norm over the batch is none; h.pow\(2\).sum\(\) is one",
+    ),
     "a count kept from 0": (Totals(torch.sum, lambda ones: ones.sum().clamp(min=1)), "count .* needs no lower bound"),
     "an integer": (Totals(torch.sum, lambda ones: (ones > 0).sum().clamp(min=1)), "count .* needs no lower bound"),
     "free bits": (Totals(lambda losses: (losses.sum() - 1e-9).clamp(min=0.0)), "loss is no sum over samples"),
@@ -153,6 +197,9 @@ BENT: dict[str, tuple[nn.Module, str]] = {
     "where": (Totals(lambda losses: torch.where(losses.sum() > -1, losses.sum(), 0.0)), "where"),
 }
 LINEAR: dict[str, nn.Module] = {
+    "a bound for each sample": Bound(lambda losses, penalty, ramp: losses.sum() + penalty * losses.shape[0]),
+    "factors": Bound(lambda losses, penalty, ramp: losses.sum() * (1 + penalty) + ramp * losses.square().sum()),
+    "no value of parameters": Bound(lambda losses, penalty, ramp: losses.sum() + torch.zeros_like(penalty)),
     "weights": Totals(lambda losses: 0.5 * losses.sum() / 3 + losses.square().sum() * torch.tensor(0.1)),
     "stacked": Totals(lambda losses: torch.stack([losses.sum(), losses.exp().sum()]).sum()),
     "a product": Totals(lambda losses: torch.stack([losses.sum(), losses.sum()]) @ torch.tensor([0.5, 2.0])),

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.program.capture import capture
 from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors, refuse_changing_hooks
-from tests.passes.models import Classifier, vectors
+from tests.passes.models import WIDTH, Classifier, vectors
 
 
 class Hooked(Classifier):
@@ -173,3 +174,73 @@ def test_a_hook_after_accumulation_is_refused() -> None:
     model.head.weight.register_post_accumulate_grad_hook(lambda parameter: None)
     with pytest.raises(CaptureError, match=r"head.weight has the hook .* by register_post_accumulate_grad_hook"):
         capture(model, (vectors(2, 1), vectors(3, 2)), granule=1)
+
+
+class Recording(Classifier):
+    """Keeps something of its gradients, in the way of `write`; forward reads it."""
+
+    seen: Tensor
+
+    def __init__(self, write: Callable[[Recording, Tensor], object]) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("seen", torch.zeros(()))
+
+        def hook(gradient: Tensor) -> None:
+            write(self, gradient)
+
+        self.head.weight.register_hook(hook)
+
+    def features(self, x: Tensor) -> Tensor:
+        return super().features(x) * (1 + self.seen)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (lambda model, gradient: model.seen.copy_(gradient.norm()), "seen"),
+        (lambda model, gradient: setattr(model, "seen", gradient.norm().detach()), "seen"),
+        (lambda model, gradient: model.head.weight.data.clamp_(-0.1, 0.1), "head.weight"),
+        (lambda model, gradient: model.layers[0].norm.bias.data.add_(0.1), "layers.0.norm.bias"),
+    ],
+    ids=["a buffer", "another buffer", "its weight", "another weight"],
+)
+def test_what_the_backward_pass_writes_is_refused(write: Callable[[Recording, Tensor], object], name: str) -> None:
+    with pytest.raises(CaptureError, match=f"the backward pass of Recording writes {name}, by a hook or an autograd.F"):
+        checked(Recording(write))
+
+
+def checked(model: nn.Module) -> tuple[str, ...]:
+    batch = vectors(4, 1)
+    program = Normalize().apply(capture(model, (batch, vectors(6, 2)), granule=2))
+    return check_gradients(model, program, batch, vectors(4, 2))
+
+
+class Follows(nn.Module):
+    """A moving average of what comes by."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean.lerp(x.detach().mean((0, 1)), 0.1)
+        return x
+
+
+class Checkpointed(Classifier):
+    def __init__(self, inner: nn.Module, use_reentrant: bool) -> None:
+        super().__init__(layers=1)
+        self.inner, self.use_reentrant = inner, use_reentrant
+
+    def features(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, super().features(x), use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_what_a_checkpoint_updates_twice_is_told(use_reentrant: bool) -> None:
+    (line,) = checked(Checkpointed(nn.BatchNorm1d(WIDTH), use_reentrant))
+    assert line == "model: inner.running_mean is updated once a step, where a checkpoint in PyTorch updates it twice"
+    with pytest.raises(CaptureError, match="runs what updates inner.0.mean once more in the backward pass; "):
+        checked(Checkpointed(nn.Sequential(Follows(), nn.Tanh()), use_reentrant))

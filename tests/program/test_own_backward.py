@@ -226,3 +226,57 @@ def test_gradients_of_parameters_that_a_layer_holds_are_compared_too() -> None:
     program = Normalize().apply(capture(model, (vectors(4, 1), vectors(6, 2)), granule=2))
     with pytest.raises(CaptureError, match="the backward of Halved or Without is not"):
         check_gradients(model, program, batch, batch)
+
+
+class Clamped(Function):
+    """Straight through a clamp by a number in a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.minimum(x, most)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+class Forgetful(Function):
+    """Its backward forgets the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x.square() * mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return 2 * ctx.saved_tensors[0] * grad, None
+
+
+class Applied(Classifier):
+    def __init__(self, call: Any) -> None:
+        super().__init__(layers=1)
+        self.call = call
+        self.register_buffer("most", torch.tensor([1e9, 30.0]))
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.call(super().features(x), self.most)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda h, most: torch.utils.checkpoint.checkpoint(Clamped.apply, h, most[1], use_reentrant=True),
+        lambda h, most: Clamped.apply(Clamped.apply(h, most[0]), most[1]),
+        lambda h, most: Forgetful.apply(h, (h.detach() < 1e9).float()),
+        lambda h, most: Forgetful.apply(h, h.detach() < 1e9),
+    ],
+    ids=["in a checkpoint", "a second number", "a mask of ones", "a mask that is true"],
+)
+def test_a_backward_that_differs_with_other_arguments_is_refused(call: Any) -> None:
+    model, batch = Applied(call), vectors(4, 3)
+    program = Normalize().apply(capture(model, (vectors(4, 1), vectors(6, 2)), granule=2))
+    with pytest.raises(
+        CaptureError, match="the backward of (Clamped|Forgetful) is not the derivative of its forward, "
+    ):
+        check_gradients(model, program, batch, batch)
