@@ -46,6 +46,7 @@ _LINEAR_IN_EACH = (
     "aten.mul", "aten.mv", "aten.outer",
 )  # fmt: skip
 """Linear while only one argument is made of samples."""
+_FILLED = ("aten.full", "aten.full_like", "aten.new_full", "aten.scalar_tensor")
 _SUMS = (
     *_LINEAR_IN_EACH, "aten.addbmm", "aten.bincount", "aten.count_nonzero", "aten.histc", "aten.nansum", "aten.sum",
     "aten.tensordot", "aten.vdot",
@@ -84,23 +85,28 @@ def sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:
 
 
 def _totals(program: Program) -> set[fx.Node]:
-    """Calls made of samples whose result sizes do not depend on the number of samples."""
+    """Calls made of samples, or of their number, whose result sizes do not depend on that."""
     made = {node for node in placeholders(program.graph.graph) if source_of(node).role == Role.INPUT}
     totals: set[fx.Node] = set()
     for node in calls(program.graph.graph):
-        if made.isdisjoint(values_read(node)):
-            continue
-        values = tensors_in(value_of(node))
-        if values:
+        has_samples = _has_samples(node)
+        if has_samples or _is_number(node) or not made.isdisjoint(values_read(node)):
             made.add(node)
-        if values and not _has_samples(node):
-            totals.add(node)
+            if not has_samples and tensors_in(value_of(node)):
+                totals.add(node)
     return totals
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a value is computed from the number of samples in Python."""
+    return isinstance(value_of(node), (torch.SymInt, torch.SymFloat))
 
 
 def _is_linear(node: fx.Node, totals: set[fx.Node]) -> bool:
     """Whether a call is linear in the totals that it reads, if any."""
     read = totals.intersection(node.all_input_nodes)
+    if not read and any(_is_number(source) for source in node.all_input_nodes):
+        return is_aten(node, *_LINEAR, *_LINEAR_IN_EACH, *_FILLED)
     if not read:
         return not _is_weighted_mean(node) and (
             _kind_of(node) is not None or _is_sum_by_groups(node) or is_foreign(node)

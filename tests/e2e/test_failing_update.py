@@ -39,7 +39,8 @@ class ProbingDescent:
 
 
 def config() -> Config:
-    return job_config((2, 2), "steps=16", f"optimizer._target_={__name__}.{ProbingDescent.__name__}")
+    own = f"optimizer._target_={__name__}.{ProbingDescent.__name__}"
+    return job_config((2, 2), "steps=16", own, "optimizer.weight_decay=null")
 
 
 @pytest.fixture(scope="module")
