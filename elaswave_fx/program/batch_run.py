@@ -127,8 +127,11 @@ def executed(
 
     Args:
         only: the calls to run; None: all of them.
-        given: values of calls that do not run, one for each of `runs`.
+        given: values of calls, which do not run, and of placeholders, one for each of `runs`.
     """
+    for node, values in given.items():
+        for run, value in zip(runs, values, strict=True):
+            run.known[node] = value
     kept = set(output_nodes(program.graph.graph))
     last: dict[fx.Node, fx.Node] = {}
     nodes = [node for node in calls(program.graph.graph) if only is None or node in only]
@@ -140,11 +143,8 @@ def executed(
             spent.setdefault(user, []).append(source)
     for node in nodes:
         with torch.set_grad_enabled(differentiable):
-            for place, run in enumerate(runs):
-                if node in given:
-                    run.known[node] = given[node][place]
-                else:
-                    run.call(node)
+            for run in runs if node not in given else ():
+                run.call(node)
         yield node
         for source in spent.get(node, ()):
             for run in runs:

@@ -125,6 +125,24 @@ class Bound(Totals):
         return sums
 
 
+class Followed(Classifier):
+    """Means weigh by what a buffer has become: nothing at first."""
+
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(layers=1)
+        self.register_buffer("weights", torch.zeros(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(x)
+        loss, count = token_loss_sum(self.head(features), y)
+        means = torch.stack([features.square().mean(), features.abs().mean()])
+        loss = loss + (self.weights * means).sum()
+        self.weights = (self.weights + 0.1).detach()
+        return loss, count
+
+
 BENT: dict[str, tuple[nn.Module, str]] = {
     "a bound of parameters": (
         Bound(lambda losses, penalty, ramp: losses.sum() + 3 * penalty),
@@ -137,6 +155,10 @@ BENT: dict[str, tuple[nn.Module, str]] = {
     "a mean by a cyclical ramp": (
         Bound(lambda losses, penalty, ramp: losses.sum() + ramp * losses.mean()),
         "^aten.mean.*, a mean over samples in the loss, which is their sum$",
+    ),
+    "a mean by a buffer of several numbers": (
+        Followed(),
+        "^aten.*, a mean over samples in the loss",
     ),
     "a mean every fourth step": (
         Bound(lambda losses, penalty, ramp: losses.sum() + (ramp * 2000 % 4 == 3) * losses.mean()),
