@@ -13,7 +13,7 @@ import contextlib
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,7 @@ from elaswave_fx.program.ir import (
 )
 from elaswave_fx.program.keyed_draws import DRAWS, DROPOUT, draws
 from elaswave_fx.program.mode_calls import ModeCalls, operator_name
-from elaswave_fx.program.state_kept import equal_with_nan, state_kept
+from elaswave_fx.program.state_kept import equal_with_nan, state_kept, state_of
 from elaswave_fx.program.trial_values import FAR, perturbed
 
 aten = torch.ops.aten
@@ -159,7 +159,7 @@ def _evaluates_with(
         moved = {name: perturbed(tensor, name) * (factor if name in parameters and tensor.is_floating_point() else 1)
                  for name, tensor in state.items()}  # fmt: skip
         with torch.no_grad():
-            for name, tensor in _state_of(model):
+            for name, tensor in state_of(model):
                 tensor.copy_(moved[name])
         return _evaluates(program, model, moved, batch, far=factor != 1.0)
     return True
@@ -182,23 +182,18 @@ def _evaluates(
 ) -> bool:
     """Whether both agree once a model in training has got into evaluation mode. Modes may not change state, as by
     averages in the place of weights."""
-    before = {name: tensor.detach().clone() for name, tensor in _state_of(model)}
+    before = {name: tensor.detach().clone() for name, tensor in state_of(model)}
     model.eval()
     try:
-        now = dict(_state_of(model))
+        now = dict(state_of(model))
         same = now.keys() == before.keys() and all(equal_with_nan(now[name], tensor) for name, tensor in before.items())
         same = same and _agrees(program, model, state, batch, far)
     finally:
-        evaluated = {name: tensor.detach().clone() for name, tensor in _state_of(model)}
+        evaluated = {name: tensor.detach().clone() for name, tensor in state_of(model)}
         model.train()
     return same and all(
-        equal_with_nan(evaluated[name], tensor) for name, tensor in _state_of(model) if name in evaluated
+        equal_with_nan(evaluated[name], tensor) for name, tensor in state_of(model) if name in evaluated
     )
-
-
-def _state_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _live_operators(program: Program) -> tuple[Counter[str], int]:
@@ -262,7 +257,7 @@ def _is_same_in_single_precision(
 ) -> bool:
     """Whether both agree without the roundings of a lower precision, which another kernel does elsewhere."""
     assert program.invariants is not None
-    masters = {**state, **{name: tensor.detach() for name, tensor in _state_of(model)}}  # `state` may be rounded
+    masters = {**state, **{name: tensor.detach() for name, tensor in state_of(model)}}  # `state` may be rounded
     units = tuple(replace(unit, graph=_in_single_precision(unit.graph)) for unit in program.units)
     single = replace(program, units=units, invariants=_in_single_precision(program.invariants))
     try:

@@ -1,4 +1,4 @@
-"""The token of a job, a secret of all its processes, which no other process is let in without.
+"""The token of a job: the secret that each of its processes proves to know.
 
 ELASWAVE_TOKEN=8f3e…                   from the environment, the same on every machine
 ELASWAVE_TOKEN_FILE=~/elaswave-token   from a file that only its owner may read

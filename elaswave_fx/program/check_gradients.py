@@ -23,7 +23,7 @@ from elaswave_fx.program.gradient_hooks import refuse_changing_hooks
 from elaswave_fx.program.ir import Program, ResultKind, named_operator
 from elaswave_fx.program.later_buffers import later_states
 from elaswave_fx.program.own_backward import WAY_OUT, own_functions, recorded_calls, refuse_other_backward
-from elaswave_fx.program.state_kept import SEED, equal_with_nan, state_kept
+from elaswave_fx.program.state_kept import SEED, equal_with_nan, state_kept, state_of
 from elaswave_fx.program.trial_values import FAR, TIMES_NOISE, perturbed, rounded_otherwise
 
 _EXACT = 1e-3
@@ -99,7 +99,7 @@ def _has_gradients(
     functions: list[type[torch.autograd.Function]],
 ) -> bool:
     """Refuse other gradients of the model at a state that is not its first; return whether it has any there."""
-    tensors = dict(_tensors(model))
+    tensors = dict(state_of(model))
     trained = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     with state_kept(model):
         with torch.no_grad():
@@ -210,10 +210,10 @@ def _writes_behind_forward(model: nn.Module, program: Program) -> Iterator[list[
     """Raise CaptureError on exit for a parameter or buffer that the backward pass writes: a program has none of its
     code. Yields lines for the user, on statistics that a checkpoint updates once more, complete on exit."""
     updated = {result.name for result in program.results if result.kind in (ResultKind.BUFFER, ResultKind.FOLD)}
-    before = {name: (tensor, tensor.detach().clone()) for name, tensor in _tensors(model)}
+    before = {name: (tensor, tensor.detach().clone()) for name, tensor in state_of(model)}
     notes: list[str] = []
     yield notes
-    after = dict(_tensors(model))
+    after = dict(state_of(model))
     for name, (tensor, value) in before.items():
         if after.get(name) is tensor and equal_with_nan(tensor, value):
             continue
@@ -230,11 +230,6 @@ def _writes_behind_forward(model: nn.Module, program: Program) -> Iterator[list[
             )
         if not notes:
             notes.append(f"model: {name} is updated once a step, where a checkpoint in PyTorch updates it twice")
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _gradient_reason(model: nn.Module, functions: list[type[torch.autograd.Function]], program: Program) -> str:

@@ -38,6 +38,12 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
                 tensor.detach_()
 
 
+def state_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers by name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
 def equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
