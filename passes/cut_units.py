@@ -20,6 +20,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.batch_size import fixed_shape, sized_axis
 from elaswave_fx.program.data_sizes import number_of_values
 from elaswave_fx.program.dependence import Nature, gradient_nodes, natures
 from elaswave_fx.program.ir import (
@@ -43,7 +44,7 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 from elaswave_fx.program.keyed_draws import draw_index, draws, set_draw_index
-from elaswave_fx.program.samples import fixed_shape, locate_samples, per_sample_shape, sized_axis
+from elaswave_fx.program.samples import locate_samples, per_sample_shape
 
 aten = torch.ops.aten
 

@@ -32,6 +32,7 @@ from elaswave_fx.program.artifact import (
     UnitSpec,
     ValueSpec,
 )
+from elaswave_fx.program.batch_size import batch_symbol, fixed_shape
 from elaswave_fx.program.ir import (
     Fold,
     ParamSpec,
@@ -48,7 +49,6 @@ from elaswave_fx.program.ir import (
     source_of,
     value_of,
 )
-from elaswave_fx.program.samples import batch_symbol, fixed_shape
 from elaswave_fx.program.text import program_text
 
 GroupOf = Callable[[str, ParamSpec], int]

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from elaswave_fx.program.batch_size import batch_symbol, fixed_shape, sample_dims, sized_axis
 from elaswave_fx.program.dependence import Nature, natures
 from elaswave_fx.program.ir import (
     Program,
@@ -28,7 +29,6 @@ from elaswave_fx.program.ir import (
     source_of,
     value_of,
 )
-from elaswave_fx.program.samples import batch_symbol, fixed_shape, sample_dims, sized_axis
 from elaswave_fx.program.sized_values import SHAPE_ONLY, SizedValues, many_samples
 
 aten = torch.ops.aten

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.batch_size import sample_dims
 from elaswave_fx.program.ir import (
     Program,
     Role,
@@ -39,7 +40,7 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 from elaswave_fx.program.keyed_draws import NO_AXIS, UNIFORM, keyed_dropout, keyed_normal, keyed_uniform
-from elaswave_fx.program.samples import locate_samples, sample_dims
+from elaswave_fx.program.samples import locate_samples
 
 aten = torch.ops.aten
 

@@ -13,9 +13,10 @@ import sympy
 import torch
 from torch import fx
 
+from elaswave_fx.program.batch_size import sample_dims
 from elaswave_fx.program.fixed_size import SIZES_TRIED
 from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of, value_of
-from elaswave_fx.program.samples import SampleAxes, locate_samples, sample_dims
+from elaswave_fx.program.samples import SampleAxes, locate_samples
 
 _ALONG_DIM = (
     "aten.softmax", "aten._softmax", "aten.log_softmax", "aten._log_softmax", "aten._safe_softmax", "aten.cumsum",

@@ -26,8 +26,8 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 import elaswave_fx
+from elaswave_fx.program.batch_size import batch_size
 from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of
-from elaswave_fx.program.samples import batch_size
 
 _TRANSFORMS = ("/_functorch/eager_transforms.py", "/_functorch/vmap.py", "/torch/_vmap_internals.py")
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))

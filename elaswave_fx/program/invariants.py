@@ -7,6 +7,7 @@ flow to later units only, every value has one producer, and both sides agree on 
 from __future__ import annotations
 
 from elaswave_fx.errors import PassError
+from elaswave_fx.program.batch_size import batch_symbol
 from elaswave_fx.program.ir import (
     BorderValue,
     Program,
@@ -19,7 +20,6 @@ from elaswave_fx.program.ir import (
     source_of,
     value_of,
 )
-from elaswave_fx.program.samples import batch_symbol
 
 
 def verify(program: Program, after: str) -> None:

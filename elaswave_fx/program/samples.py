@@ -13,68 +13,16 @@ views; operators without a rule keep the order of their arguments.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import sympy
 import torch
 from torch import fx
 
-from elaswave_fx.program.ir import (
-    Program,
-    Role,
-    SampleAxis,
-    fixed_size,
-    is_aten,
-    is_getitem,
-    placeholders,
-    source_of,
-    tensors_in,
-    value_of,
-)
+from elaswave_fx.program.batch_size import batch_symbol, sample_dims, sized_axis
+from elaswave_fx.program.ir import Program, SampleAxis, argument, fixed_size, is_aten, is_getitem, tensors_in, value_of
+from elaswave_fx.program.sized_values import SizedValues
 
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape", "aten.flatten", "aten.unflatten", "aten.view_copy")
-
-
-def batch_size(program: Program) -> torch.SymInt | None:
-    """The batch size as a symbol; None when the program was captured at a fixed size."""
-    for node in placeholders(program.graph.graph):
-        if source_of(node).role == Role.INPUT and isinstance(value_of(node), torch.Tensor):
-            size = value_of(node).shape[0]
-            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                return size
-    return None
-
-
-def batch_symbol(program: Program) -> sympy.Symbol | None:
-    """The symbol of the batch size; None when the program was captured at a fixed size."""
-    size = batch_size(program)
-    return size.node.expr if size is not None else None
-
-
-def sample_dims(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> list[int]:
-    """The dimensions whose size depends on the batch size."""
-    return [
-        dim
-        for dim, size in enumerate(tensor.shape)
-        if symbol is not None and isinstance(size, torch.SymInt) and symbol in size.node.expr.free_symbols
-    ]
-
-
-def sized_axis(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> tuple[int, int] | None:
-    """The one dimension whose size is a whole multiple of the batch size, and the multiple; None if there is none."""
-    dims = sample_dims(tensor, symbol)
-    if len(dims) != 1:
-        return None
-    size: Any = tensor.shape[dims[0]]
-    factor = size.node.expr.coeff(symbol)
-    return (dims[0], int(factor)) if factor.is_Integer and size.node.expr == factor * symbol else None
-
-
-def fixed_shape(tensor: torch.Tensor, symbol: sympy.Symbol | None, batch: int) -> tuple[int, ...]:
-    """The shape for a batch of `batch` samples."""
-    return tuple(
-        int(size.node.expr.subs(symbol, batch)) if isinstance(size, torch.SymInt) else size for size in tensor.shape
-    )
 
 
 def _data_dependent(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> bool:
@@ -85,14 +33,18 @@ def _data_dependent(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> bool:
 class SampleAxes:
     """Sample axes of all tensors of a program; see `locate_samples`."""
 
-    def __init__(self, symbol: sympy.Symbol | None) -> None:
-        self.symbol = symbol
-        self._axes: dict[fx.Node, SampleAxis] = {}
+    def __init__(self, program: Program) -> None:
+        self.symbol = batch_symbol(program)
+        self._program = program
+        self._sized: SizedValues | None = None  # few programs need it
+        self._fitting: dict[fx.Node, tuple[SampleAxis, ...]] = {}
+        """Several, where the values are the same in each of these orders: ones, one half of them masked."""
         self._mixed: set[fx.Node] = set()
 
     def of(self, node: fx.Node) -> SampleAxis | None:
         """The sample axis of the tensor of `node`; None when it holds no samples, or mixes them."""
-        return self._axes.get(node)
+        fitting = self._fitting.get(node)
+        return fitting[0] if fitting is not None else None
 
     def mixed(self, node: fx.Node) -> bool:
         """Whether a tensor's size depends on the batch or on data, but not as samples along one dimension."""
@@ -117,65 +69,102 @@ class SampleAxes:
                 self._mixed.add(node)
             return
         sized = None if self.data_dependent(node) else sized_axis(value, self.symbol)
-        found = self._follow(node, *sized) if sized is not None else None
-        if found is None:
-            self._mixed.add(node)
+        found = self._follow(node, *sized) if sized is not None else ()
+        if found:
+            self._fitting[node] = found
         else:
-            self._axes[node] = found
+            self._mixed.add(node)
 
     def copy(self, old: fx.Node, new: fx.Node) -> None:
         """Record that `new` holds samples as `old` does."""
-        if old in self._axes:
-            self._axes[new] = self._axes[old]
+        if old in self._fitting:
+            self._fitting[new] = self._fitting[old]
         elif old in self._mixed:
             self._mixed.add(new)
 
-    def _follow(self, node: fx.Node, dim: int, factor: int) -> SampleAxis | None:
-        """The order of samples in a dimension of `factor` entries per sample; None where arguments disagree."""
+    def _follow(self, node: fx.Node, dim: int, factor: int) -> tuple[SampleAxis, ...]:
+        """The orders of samples in a dimension of `factor` entries per sample; none where arguments disagree."""
         if factor == 1:
-            return SampleAxis(dim)
+            return (SampleAxis(dim),)
+        equal = self._equal_samples(node, dim, factor)
+        if equal:
+            return equal
         if is_aten(node, *_RESHAPES):
-            return self._reshaped(node.args[0], value_of(node), dim, factor)  # type: ignore[arg-type]
+            source: fx.Node = node.args[0]  # type: ignore[assignment]
+            shapes = value_of(source), value_of(node)
+            found = (_reshaped(axis, *shapes, dim, factor) for axis in self._fitting.get(source, ()))
+            return tuple(axis for axis in found if axis is not None)
         inputs = self._inputs(node)
         if is_aten(node, "aten.cat", "aten.repeat"):
-            return self._repeated(inputs, dim, factor)
-        orders = {(axis.outer, axis.period) for axis in inputs if axis.outer * axis.period == factor} or {(1, factor)}
-        if len(orders) > 1:
-            return None
-        outer, period = orders.pop()
-        return SampleAxis(dim, period, outer)
+            axis = _repeated([fitting[0] for fitting in inputs], dim, factor)
+            return (axis,) if axis is not None else ()
+        if is_aten(node, "aten.repeat_interleave.self_int"):
+            axis = _interleaved(node, inputs[0][0] if inputs else None, dim, factor)
+            return (axis,) if axis is not None else ()
+        orders = [{SampleAxis(dim, axis.period, axis.outer) for axis in fitting if axis.outer * axis.period == factor}
+                  for fitting in inputs]  # fmt: skip
+        given = [each for each in orders if each] or [{SampleAxis(dim, factor)}]
+        return tuple(sorted(set.intersection(*given), key=lambda axis: axis.outer))
 
-    def _inputs(self, node: fx.Node) -> list[SampleAxis]:
+    def _inputs(self, node: fx.Node) -> list[tuple[SampleAxis, ...]]:
         """Sample axes of a node's inputs; an element of a tuple has those of the tuple's inputs."""
         if is_getitem(node):
             return self._inputs(node.args[0])  # type: ignore[arg-type]
-        return [self._axes[source] for source in node.all_input_nodes if source in self._axes]
+        return [self._fitting[source] for source in node.all_input_nodes if source in self._fitting]
 
-    def _reshaped(self, source: fx.Node, result: torch.Tensor, dim: int, factor: int) -> SampleAxis | None:
-        """The axis of a reshaped tensor: row-major order keeps the number of elements before the sample index."""
-        axis = self._axes.get(source)
-        if axis is None:
-            return None
-        before = math.prod(fixed_size(size) for size in value_of(source).shape[: axis.axis]) * axis.outer
-        kept = math.prod(fixed_size(size) for size in result.shape[:dim])
-        outer, rest = divmod(before, kept) if kept else (1, 0)
-        return None if rest or outer == 0 or factor % outer else SampleAxis(dim, factor // outer, outer)
+    def _equal_samples(self, node: fx.Node, dim: int, factor: int) -> tuple[SampleAxis, ...]:
+        """The orders in which a value that the number of samples tells is the same for every sample, such as
+        torch.arange(2 * B) // B."""
+        self._sized = self._sized or SizedValues(self._program)
+        if node not in self._sized.sized:
+            return ()
+        value = self._sized.at(node, 3 * self._program.granule)
+        if value is None:
+            return ()
+        outers = (outer for outer in range(1, factor + 1) if factor % outer == 0)
+        axes = (SampleAxis(dim, factor // outer, outer) for outer in outers)
+        return tuple(axis for axis in axes if _is_equal(split_samples(value, axis), axis.axis + 1))
 
-    def _repeated(self, inputs: list[SampleAxis], dim: int, factor: int) -> SampleAxis | None:
-        """The axis of copies or parts concatenated along the sample axis: their number is a new outer index."""
-        if not inputs:
-            return SampleAxis(dim, factor)
-        if len(set(inputs)) != 1:
-            return None
-        axis = inputs[0]
-        if axis.outer * axis.period == factor:
-            return SampleAxis(dim, axis.period, axis.outer)
-        return SampleAxis(dim, axis.period, factor // axis.period) if axis.outer == 1 else None
+
+def _reshaped(axis: SampleAxis, source: torch.Tensor, result: torch.Tensor, dim: int, factor: int) -> SampleAxis | None:
+    """The axis of a reshaped tensor: row-major order keeps the number of elements before the sample index."""
+    before = math.prod(fixed_size(size) for size in source.shape[: axis.axis]) * axis.outer
+    kept = math.prod(fixed_size(size) for size in result.shape[:dim])
+    outer, rest = divmod(before, kept) if kept else (1, 0)
+    return None if rest or outer == 0 or factor % outer else SampleAxis(dim, factor // outer, outer)
+
+
+def _repeated(inputs: list[SampleAxis], dim: int, factor: int) -> SampleAxis | None:
+    """The axis of copies or parts concatenated along the sample axis: their number is a new outer index."""
+    if not inputs:
+        return SampleAxis(dim, factor)
+    if len(set(inputs)) != 1:
+        return None
+    axis = inputs[0]
+    if axis.outer * axis.period == factor:
+        return SampleAxis(dim, axis.period, axis.outer)
+    return SampleAxis(dim, axis.period, factor // axis.period) if axis.outer == 1 else None
+
+
+def _interleaved(node: fx.Node, axis: SampleAxis | None, dim: int, factor: int) -> SampleAxis | None:
+    """The axis of copies of each entry, which are neighbours: of one entry there may be a copy for each sample."""
+    shape = value_of(node.args[0]).shape  # type: ignore[arg-type]
+    flat = argument(node, "dim") is None
+    if axis is not None:
+        outer = axis.outer * (math.prod(fixed_size(size) for size in shape[: axis.axis]) if flat else 1)
+    else:
+        outer = math.prod(fixed_size(size) for size in (shape if flat else shape[dim : dim + 1]))
+    return None if factor % outer else SampleAxis(dim, factor // outer, outer)
+
+
+def _is_equal(value: torch.Tensor, dim: int) -> bool:
+    """Whether a tensor is the same throughout a dimension."""
+    return bool((value == value.narrow(dim, 0, 1)).all())
 
 
 def locate_samples(program: Program) -> SampleAxes:
     """Sample axes of every tensor of a program's graph."""
-    axes = SampleAxes(batch_symbol(program))
+    axes = SampleAxes(program)
     for node in program.graph.graph.nodes:
         if node.op in ("placeholder", "call_function"):
             axes.note(node)

@@ -10,9 +10,9 @@ import contextlib
 import torch
 from torch import fx
 
+from elaswave_fx.program.batch_size import batch_symbol, fixed_shape
 from elaswave_fx.program.dependence import Nature, constant_value, natures
 from elaswave_fx.program.ir import Program, calls, draws_randomness, is_aten, value_of
-from elaswave_fx.program.samples import batch_symbol, fixed_shape
 
 # Operators that use only the shape, dtype and device of their first argument.
 SHAPE_ONLY = (

@@ -521,6 +521,42 @@ def test_rows_at_their_own_positions_couple_nothing(rows: str) -> None:
     assert judged(AtPositions(ROWS[rows])) == ((), (), ())
 
 
+HALVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "joined": lambda member, ones: torch.cat([ones * member[0], ones * member[1]]),
+    "interleaved": lambda member, ones: member.repeat_interleave(ones.shape[0], 0),
+    "by position": lambda member, ones: member[torch.arange(2 * ones.shape[0]) // ones.shape[0]],
+    "a slice written": lambda member, ones: member[_second_half(ones.shape[0]).long()],
+    "a mask": lambda member, ones: torch.where(_second_half(ones.shape[0])[:, None] > 0, member[1], member[0]),
+}
+
+
+def _second_half(samples: Any) -> Tensor:
+    half = torch.zeros(2 * samples)
+    half[samples:] = 1
+    return half
+
+
+class Ensemble(Classifier):
+    """Two members, one batch after the other (BatchEnsemble), each with factors of its own."""
+
+    def __init__(self, halves: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(layers=1)
+        self.members = nn.Parameter(torch.linspace(0.5, 1.5, 2 * WIDTH).view(2, WIDTH))
+        self.halves = halves
+
+    def features(self, x: Tensor) -> Tensor:
+        h = super().features(x)
+        twice = torch.cat([h, h]) * self.halves(self.members, torch.ones(x.shape[0], 1))
+        return torch.tanh(twice).unflatten(0, (2, -1)).sum(0)
+
+
+@pytest.mark.parametrize("halves", HALVES)
+def test_two_batches_one_after_the_other_couple_nothing(halves: str) -> None:
+    model, batch = Ensemble(HALVES[halves]), vectors(2 * GRANULE, 1)
+    assert judged(model) == ((), (), ())
+    assert_same(run_units(compile_model(model, vectors, GRANULE), batch), eager(model, batch))
+
+
 COUNTS: dict[str, Callable[[Tensor], Any]] = {
     "clamp": lambda n: 1.0 + (n - 1000).clamp(min=0),
     "whole division": lambda n: 1.0 + n // 1000,

@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.passes.normalize import Normalize
+from elaswave_fx.program.batch_size import batch_symbol, fixed_shape, sized_axis
 from elaswave_fx.program.dependence import Nature, gradient_nodes, natures
 from elaswave_fx.program.ir import Program, SampleAxis, calls, fixed_size, is_aten, value_of
-from elaswave_fx.program.samples import (
-    batch_symbol,
-    fixed_shape,
-    locate_samples,
-    per_sample_shape,
-    sized_axis,
-    split_samples,
-)
+from elaswave_fx.program.samples import locate_samples, per_sample_shape, split_samples
 from tests.passes.compiled import captured
 from tests.passes.models import TOKENS, WIDTH, Frozen, vectors
 
@@ -58,11 +52,21 @@ def looked_at(shape: Callable[[Tensor], Tensor]) -> tuple[Program, torch.fx.Node
         (lambda x: torch.stack((x, x)), SampleAxis(1)),
         (lambda x: x.expand(4, -1, -1, -1).reshape(-1, WIDTH), SampleAxis(0, period=TOKENS, outer=4)),
         (lambda x: x.split(2, dim=1)[0], SampleAxis(0)),
+        (lambda x: x.repeat(2, 1, 1).repeat_interleave(3, dim=0), SampleAxis(0, period=3, outer=2)),
+        (lambda x: x[:, 0].t().repeat_interleave(3), SampleAxis(0, period=3, outer=WIDTH)),
+        (lambda x: x[0, 0].detach().mul(0).repeat_interleave(2 * x.shape[0]), SampleAxis(0, period=2, outer=WIDTH)),
+        (lambda x: (torch.arange(2 * x.shape[0]) // x.shape[0]).float(), SampleAxis(0, outer=2)),
+        (lambda x: (torch.arange(2 * x.shape[0]) < x.shape[0]).float().view(2, -1).view(-1), SampleAxis(0, outer=2)),
+        (lambda x: torch.zeros(2 * x.shape[0]) + torch.cat((x, x))[:, 0, 0], SampleAxis(0, outer=2)),
+        (lambda x: torch.zeros(2 * x.shape[0]) + x.view(-1, 2, TOKENS // 2, WIDTH)[:, :, 0, 0].reshape(-1),
+         SampleAxis(0, period=2)),
         (lambda x: x.sum(dim=0), None),
     ],
     ids=[
         "inputs", "transposed", "flattened", "inner", "between", "unflattened", "turned", "joined", "wider", "repeated",
-        "interleaved", "stacked", "expanded", "split", "summed",
+        "interleaved", "stacked", "expanded", "split", "repeated and interleaved", "interleaved flat",
+        "entries for each sample", "halves by position", "halves by a mask", "zeros beside halves",
+        "zeros beside pairs", "summed",
     ],
 )  # fmt: skip
 def test_where_samples_lie(shape: Callable[[Tensor], Tensor], expected: SampleAxis | None) -> None:
