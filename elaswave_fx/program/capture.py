@@ -10,10 +10,12 @@ then functionalized, and compared with the eager model on fresh inputs of severa
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import linecache
 import logging
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -75,6 +77,9 @@ TRACE_ERRORS = (
 
 _TRACERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers of tracebacks during tracing."""
+_DROPS_SAMPLE = re.compile(r"\bsqueeze\(\)|torch\.squeeze\([\w.]+\)")
+"""In code: no dimension is named."""
+_OF_SHAPES = re.compile("sizes?|shapes?|dimensions?", re.IGNORECASE)
 _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -123,7 +128,7 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
     try:
         exported = _export(model, small[0] if size is None else batches[0], size)
     except TRACE_ERRORS as error:
-        raise _NotThisWay(_export_message(model, error)) from error
+        raise _NotThisWay(_export_message(model, error, granule if size is None else None)) from error
     program = _to_program(model, exported, Example(_state(model), *batches), granule, dynamic=size is not None)
     other = first_other_size(program)
     if other is not None:
@@ -212,7 +217,8 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _export_message(model: nn.Module, error: Exception) -> str:
+def _export_message(model: nn.Module, error: Exception, samples: int | None) -> str:
+    """`samples`: of a batch of a fixed size."""
     reason, way_out = reason_and_way_out(error)
     scripted = [name for name, module in model.named_modules() if isinstance(module, RecursiveScriptModule)]
     if scripted:
@@ -223,7 +229,20 @@ def _export_message(model: nn.Module, error: Exception) -> str:
     if any(isinstance(module, _BatchNorm) and module.momentum is None for module, _, _ in _running(error)):
         reason = "a batch norm with momentum=None makes a Python number of how many batches it has seen"
         way_out = "a number as its momentum, such as 0.1"
+    elif (
+        samples == 1
+        and _OF_SHAPES.search(reason)
+        and any(_DROPS_SAMPLE.search(_text_of(code)) for _, code, _ in _running(error))
+    ):
+        reason, way_out = f"for a single sample, {reason}", "squeeze(1), as squeeze() drops that dimension too"
     return f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {reason}; a way out is {way_out}"
+
+
+def _text_of(code: CodeType) -> str:
+    try:
+        return inspect.getsource(code)
+    except OSError:
+        return ""  # made without a file
 
 
 def failing_line(error: Exception) -> str:

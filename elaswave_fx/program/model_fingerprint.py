@@ -26,6 +26,8 @@ from elaswave_fx.files import file_digest
 from elaswave_fx.program.dense import tensor_text
 
 _DEPTH = 6
+_HIDDEN = ("_parameters", "_buffers", "_modules", "_torchdynamo_wrapper_id")
+"""Attributes of modules that other lines tell of, and the address that torch.compile keeps."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -76,8 +78,7 @@ def _lines(model: nn.Module) -> Iterator[str]:
         yield f"{name} {owner} {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
     for name, module in model.named_modules():
         yield f"module {name} {_class_name(type(module))}"
-        hidden = ("_parameters", "_buffers", "_modules")
-        yield from (f"{name}.{key} = {plain_text(value)}" for key, value in _items(module, hidden))
+        yield from (f"{name}.{key} = {plain_text(value)}" for key, value in _items(module, _HIDDEN))
     for path in _source_files(model):
         yield f"source {path.name} {file_digest(path)}"
 

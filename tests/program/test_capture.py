@@ -246,6 +246,13 @@ class NeedsTwo(Small):
         return super().features(x)
 
 
+class Squeezed(Small):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        scores = self.head(self.features(x))[:, :1].squeeze()
+        loss = F.binary_cross_entropy_with_logits(scores, (y > 0).float(), reduction="sum")
+        return loss, torch.ones_like(y).sum()
+
+
 class Mixed(Small):
     def __init__(self) -> None:
         super().__init__()
@@ -295,6 +302,7 @@ class Keyword(Small):
         (OneResult(), r"model: returns a single value; a model returns \(loss sum, count\)"),
         (ThreeResults(), r"model: returns more than two values; a model returns \(loss sum, count\)"),
         (NeedsTwo(), "NeedsTwo"),
+        (Squeezed(), r"in Squeezed\.forward, .*: for a single sample, Target size .*; a way out is squeeze\(1\), as"),
         (Mixed(), "model: head.weight is torch.float64 and layers.0.norm.weight is torch.float32"),
         (Small().requires_grad_(False), "model: Small has no parameter to train"),
         (Small().to("meta"), "model: must be built on the cpu, but .* is on meta"),

@@ -146,4 +146,6 @@ def test_it_is_the_same_in_every_process() -> None:
 
 
 def everything() -> Holder:
-    return Holder({"options": Options(1.0), "set": {"a", "b", "c", "d"}, "object": object(), "function": one})
+    model = Holder({"options": Options(1.0), "set": {"a", "b", "c", "d"}, "object": object(), "function": one})
+    model.head = torch.compile(model.head)
+    return model
