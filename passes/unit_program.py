@@ -29,6 +29,7 @@ from elaswave_fx.program.ir import (
 _NUMBERS = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.neg: "neg",
     operator.floordiv: "floordiv", operator.mod: "mod", operator.truediv: "truediv",
+    operator.pow: "pow",
     torch.sym_min: "min", torch.sym_max: "max", torch.sym_float: "from_int", torch.sym_int: "from_float",
     operator.eq: "eq", operator.ne: "ne", operator.lt: "lt", operator.le: "le", operator.gt: "gt", operator.ge: "ge",
 }  # fmt: skip
@@ -39,7 +40,7 @@ _ALIASES = ("aten.detach", "aten.alias")
 def lower_graph(name: str, module: fx.GraphModule) -> dict[str, Any]:
     """The unit program of a graph. A None output becomes slot -1.
 
-    Raises PassError naming the program and the call that has no native form.
+    Raises CaptureError naming the module and the call that has no native form.
     """
     return _Lowering(name, module.graph).run()
 
@@ -98,7 +99,10 @@ class _Lowering:
             given = {name: self._scalar_tensor(node, name) for name in numbers}
             self._instruction(schema.name, schema.overload_name, self._complete(node, schema, given), node)
         else:
-            raise PassError(f"lower: {self.name}: {target} ({node.name}) has no native form")
+            raise CaptureError(
+                f"model: {module_of(node)} computes a number of sizes by {target}, which has no native form; a way "
+                "out is +, -, *, /, //, % or **, or a tensor, such as torch.full((), x.shape[0])"
+            )
 
     def _instruction(self, op: str, overload: str, args: list[Any], node: fx.Node) -> None:
         value = value_of(node)

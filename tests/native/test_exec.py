@@ -133,6 +133,8 @@ def test_dtypes_devices_and_memory_formats() -> None:
         ("int::floordiv", (-7, 2), -7 // 2),
         ("int::mod", (7, -2), 7 % -2),
         ("int::mod", (-7, 2), -7 % 2),
+        ("int::pow", (-7, 3), -343),
+        ("int::pow", (7, 0), 1),
         ("int::neg", (7,), -7),
         ("int::min", (7, 2), 2),
         ("int::max", (7, 2), 7),
@@ -148,6 +150,8 @@ def test_dtypes_devices_and_memory_formats() -> None:
         ("float::sub", (0.5, 2), -1.5),
         ("float::mul", (0.5, 3), 1.5),
         ("float::truediv", (7, 2), 3.5),
+        ("float::pow", (7, 0.5), 7**0.5),
+        ("float::pow", (7, -2), 7**-2),
         ("float::neg", (0.5,), -0.5),
     ],
 )

@@ -532,13 +532,36 @@ class Inference(Small):
         return self.layers[0](x).mean()
 
 
+class Half(Small):
+    """Gradients in float16, which are not finite beyond 65504."""
+
+    def features(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return super().features(x).float()
+
+
 @pytest.mark.parametrize(
-    "model", [Reentrant(), Nested(), Spectral(), Modes(), Inference()], ids=lambda model: type(model).__name__
+    "model", [Reentrant(), Nested(), Spectral(), Modes(), Inference(), Half()], ids=lambda model: type(model).__name__
 )
 def test_gradients_are_those_of_backward(model: Small) -> None:
     program = Normalize().apply(captured(model, vectors))
     check_gradients(model, program, vectors(4, 3), vectors(4, 3))
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class ClampedInPlace(Small):
+    """As in torch.distributions.Gamma.rsample."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self.head(self.features(x)).square().sum()
+        loss.detach().clamp_(min=1e-6)
+        return loss, torch.ones_like(y).sum()
+
+
+def test_a_write_in_place_behind_detach_is_refused_as_such() -> None:
+    program = Normalize().apply(captured(model := ClampedInPlace(), vectors))
+    with pytest.raises(CaptureError, match=r"captured graph 0: .*, as does a write in place behind detach\(\)"):
+        check_gradients(model, program, vectors(4, 3), vectors(4, 3))
 
 
 class Reseeded(Classifier):

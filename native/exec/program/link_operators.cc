@@ -36,6 +36,7 @@ const std::map<std::string_view, BuiltinInfo>& builtins() {
       {"int::mul", {kIntMul, 2, Content::kInt}},
       {"int::floordiv", {kIntFloorDiv, 2, Content::kInt}},
       {"int::mod", {kIntMod, 2, Content::kInt}},
+      {"int::pow", {kIntPow, 2, Content::kInt}},
       {"int::neg", {kIntNeg, 1, Content::kInt}},
       {"int::min", {kIntMin, 2, Content::kInt}},
       {"int::max", {kIntMax, 2, Content::kInt}},
@@ -50,6 +51,7 @@ const std::map<std::string_view, BuiltinInfo>& builtins() {
       {"float::sub", {kFloatSub, 2, Content::kReal}},
       {"float::mul", {kFloatMul, 2, Content::kReal}},
       {"float::truediv", {kFloatTrueDiv, 2, Content::kReal}},
+      {"float::pow", {kFloatPow, 2, Content::kReal}},
       {"float::neg", {kFloatNeg, 1, Content::kReal}},
       {"float::from_int", {kFloatFromInt, 1, Content::kReal}},
   };

@@ -4,6 +4,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 
 #include "exec/program/below_autograd_guard.h"
@@ -26,6 +27,13 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) {
   return (a % b != 0 && (a < 0) != (b < 0)) ? quotient - 1 : quotient;
 }
 
+std::int64_t int_pow(std::int64_t base, std::int64_t exponent) {
+  TORCH_CHECK(exponent >= 0, "a power of sizes with an exponent below zero");
+  std::int64_t power = 1;
+  for (std::int64_t i = 0; i < exponent; ++i) power *= base;
+  return power;
+}
+
 c10::IValue compute_int(Builtin builtin, const std::vector<c10::IValue>& args) {
   const std::int64_t a = int_of(args[0]);
   const std::int64_t b = args.size() > 1 ? int_of(args[1]) : 0;
@@ -40,6 +48,8 @@ c10::IValue compute_int(Builtin builtin, const std::vector<c10::IValue>& args) {
       return floor_div(a, b);
     case Builtin::kIntMod:
       return a - b * floor_div(a, b);
+    case Builtin::kIntPow:
+      return int_pow(a, b);
     case Builtin::kIntNeg:
       return -a;
     case Builtin::kIntMin:
@@ -75,6 +85,8 @@ c10::IValue compute(Builtin builtin, const std::vector<c10::IValue>& args) {
       return real_of(args[0]) * real_of(args[1]);
     case Builtin::kFloatTrueDiv:
       return real_of(args[0]) / real_of(args[1]);
+    case Builtin::kFloatPow:
+      return std::pow(real_of(args[0]), real_of(args[1]));
     case Builtin::kFloatNeg:
       return -real_of(args[0]);
     case Builtin::kFloatFromInt:
