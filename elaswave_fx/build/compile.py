@@ -29,7 +29,7 @@ from elaswave_fx.models.hf_causal import check_causal
 from elaswave_fx.models.hf_loss import check_own_loss
 from elaswave_fx.models.losses import check_output
 from elaswave_fx.optim.optimizer import GROUPS, group_of
-from elaswave_fx.passes.evaluate import evaluation_agrees
+from elaswave_fx.passes.check_evaluation import evaluation_agrees
 from elaswave_fx.passes.lower import lower
 from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.pipeline import is_users, run_passes

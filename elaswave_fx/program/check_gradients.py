@@ -213,7 +213,7 @@ def _backward(
 def _writes_behind_forward(model: nn.Module, program: Program) -> Iterator[list[str]]:
     """Raise CaptureError on exit for a parameter or buffer that the backward pass writes: a program has none of its
     code. Yields lines for the user, on statistics that a checkpoint updates once more, complete on exit."""
-    updated = {result.name for result in program.results if result.kind in (ResultKind.BUFFER, ResultKind.FOLD)}
+    updated = program.updated_buffers()
     before = {name: (tensor, tensor.detach().clone()) for name, tensor in state_of(model)}
     notes: list[str] = []
     yield notes

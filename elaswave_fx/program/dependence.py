@@ -50,9 +50,7 @@ class Nature(Enum):
 
 def natures(program: Program) -> dict[fx.Node, Nature]:
     """The nature of every call and placeholder."""
-    updates = (ResultKind.BUFFER, ResultKind.FOLD)
-    mutated = {result.name for result in program.results if result.kind in updates}
-    mutated |= {fold.buffer for fold in program.folds}
+    mutated = set(program.updated_buffers())
     roots: dict[fx.Node, frozenset[str]] = {}
     found: dict[fx.Node, Nature] = {}
     for node in program.graph.graph.nodes:

@@ -199,6 +199,11 @@ class Program:
         specs: dict[str, TensorSpec] = {**self.params, **self.buffers}
         return {name: tensor.to(specs[name].dtype) if name in specs else tensor for name, tensor in state.items()}
 
+    def updated_buffers(self) -> list[str]:
+        """Buffers that forward updates."""
+        by_results = [each.name for each in self.results if each.kind in (ResultKind.BUFFER, ResultKind.FOLD)]
+        return list(dict.fromkeys((*by_results, *(fold.buffer for fold in self.folds))))
+
     def float_dtypes(self) -> set[torch.dtype]:
         values = (tensor for node in self.graph.graph.nodes for tensor in tensors_in(value_of(node)))
         return {value.dtype for value in values if value.is_floating_point()}

@@ -18,15 +18,10 @@ _STEPS = (7, 1000)
 
 def later_states(program: Program, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], ...]:
     """`state` with advanced counters: buffers of one number that forward updates, and on which loss or count depend."""
-    names = [name for name in _updated(program) if state[name].numel() == 1 and state[name].dtype != torch.bool]
+    names = [name for name in program.updated_buffers() if state[name].numel() == 1 and state[name].dtype != torch.bool]
     counters = [name for name in names if _matters(program, name)]
     later = ({name: state[name] + steps for name in counters} for steps in _STEPS if counters)
     return tuple({**state, **advanced} for advanced in later)
-
-
-def _updated(program: Program) -> list[str]:
-    by_results = [result.name for result in program.results if result.kind in (ResultKind.BUFFER, ResultKind.FOLD)]
-    return list(dict.fromkeys((*by_results, *(fold.buffer for fold in program.folds))))
 
 
 def _matters(program: Program, name: str) -> bool:

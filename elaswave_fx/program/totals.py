@@ -166,8 +166,7 @@ def terms(program: Program) -> dict[fx.Node, Term]:
 
 def _common(program: Program) -> set[fx.Node]:
     """Values that training moves and that neither samples nor their number enter."""
-    updates = {result.name for result in program.results if result.kind in (ResultKind.BUFFER, ResultKind.FOLD)}
-    updates |= {fold.buffer for fold in program.folds}
+    updates = set(program.updated_buffers())
     moved: set[fx.Node] = set()
     of_batch: set[fx.Node] = set()
     for node in program.graph.graph.nodes:

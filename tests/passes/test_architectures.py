@@ -10,7 +10,7 @@ from torch import Tensor
 
 from elaswave_fx.config.keys import ModelConfig
 from elaswave_fx.models.build import build_model
-from elaswave_fx.passes.evaluate import evaluation_agrees
+from elaswave_fx.passes.check_evaluation import evaluation_agrees
 from tests.marks import slow
 from tests.passes.compiled import assert_bits, assert_same, compile_model, eager, run_native, run_units
 

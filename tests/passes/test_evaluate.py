@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from elaswave_fx.models.gpt import GPT
-from elaswave_fx.passes.evaluate import evaluation_agrees, evaluation_graph
+from elaswave_fx.passes.check_evaluation import evaluation_agrees
+from elaswave_fx.passes.evaluate import evaluation_graph
 from tests.passes.compiled import Compiled, assert_bits, calls_of, compile_model, run_native, run_units
 from tests.passes.models import TOKENS, WIDTH, Classifier, tokens, vectors
 from tests.passes.zoo import compiled

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from elaswave_fx.passes.evaluate import evaluation_agrees
+from elaswave_fx.passes.check_evaluation import evaluation_agrees
 from tests.passes.compiled import assert_bits, assert_same, compile_model, eager, run_native, run_units
 
 Operator = Callable[[Tensor], Tensor]
