@@ -27,9 +27,12 @@ WAY_OUT = "write it with tensor operators and detach(), or as a torch.library.cu
 _FACTORS = (1.0, -1.0, 1e-3, 4.0, -4.0, 16.0, -16.0, 64.0, -64.0, 1e3, -1e3)
 """Factors of inputs."""
 _TANGENTS = (1.0, 1e-4, 1e4)
+_IGNORED = -100
+"""The label of what does not count, by PyTorch's default."""
 _TOLERANCE, _TOLERANCE_ROUNDED = 1e-4, 1e-2
 """Tolerances in double precision, and in the call's own precision."""
 _MOST_CALLS = 128
+_LABELS = (torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,32 @@ class Call:
                 for i, arg in enumerate(self.args)]  # fmt: skip
         return f"{self.function.__qualname__}{args}{self.differentiated}"
 
+    def labels_ignored(self) -> list[int]:
+        """Numbers that, as a label, may say that something does not count: that of PyTorch, and integer arguments."""
+        if not any(_is_labels(arg) for arg in self.args):
+            return []
+        return [_IGNORED, *(arg for arg in self.args if isinstance(arg, int) and not isinstance(arg, bool))]
+
     def _is_option(self, place: int, arg: Any) -> bool:
         """Whether an argument decides what the call computes by its value: a number, also in a tensor."""
         return not isinstance(arg, Tensor) or (arg.numel() == 1 and place not in self.differentiated)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Other numbers for a call: factors of its inputs and of the gradients of its results, and a label for half of what
+    it has labels of."""
+
+    factor: float = 1.0
+    tangent: float = 1.0
+    label: int | None = None
+
+    def __str__(self) -> str:
+        if self.label is not None:
+            return f", tried with labels of {self.label}"
+        if self.factor == self.tangent == 1:
+            return ""
+        return f", tried on {self.factor:g} times the inputs and with gradients of about {self.tangent:g}"
 
 
 def own_functions(loss: Tensor) -> list[type[Function]]:
@@ -102,24 +128,21 @@ def _is_computed(arg: Any) -> bool:
 def refuse_other_backward(calls: Sequence[Call]) -> None:
     """Raise CaptureError for a Function whose backward differs from the derivative of its forward somewhere."""
     for call in calls:
-        for factor in _FACTORS:
-            for tangent in _TANGENTS:
-                if not _agrees(call, factor, tangent):
-                    where = "" if factor == tangent == 1 else (
-                        f", tried on {factor:g} times the inputs and with gradients of about {tangent:g}"
-                    )  # fmt: skip
-                    raise CaptureError(
-                        f"model: the backward of {call.function.__name__} is not the derivative of its forward{where}: "
-                        f"{WAY_OUT}"
-                    )
+        scaled = [_Trial(factor, tangent) for factor in _FACTORS for tangent in _TANGENTS]
+        for trial in (*scaled, *(_Trial(label=label) for label in call.labels_ignored())):
+            if not _agrees(call, trial):
+                raise CaptureError(
+                    f"model: the backward of {call.function.__name__} is not the derivative of its forward{trial}: "
+                    f"{WAY_OUT}"
+                )
 
 
-def _agrees(call: Call, factor: float, tangent: float) -> bool:
+def _agrees(call: Call, trial: _Trial) -> bool:
     """Whether both ways agree wherever both are finite; True if one of them fails."""
     for dtype in (torch.float64, None):
         try:
-            ours = _gradients(call, factor, tangent, dtype, by_forward=True)
-            theirs = _gradients(call, factor, tangent, dtype, by_forward=False)
+            ours = _gradients(call, trial, dtype, by_forward=True)
+            theirs = _gradients(call, trial, dtype, by_forward=False)
         except Exception:  # noqa: BLE001 - a Function may refuse such numbers, or their dtype, in any way
             continue
         rounds = dtype is None
@@ -137,35 +160,33 @@ def _is_close(ours: Tensor, theirs: Tensor, rounds: bool) -> bool:
     return bool(((ours - theirs).abs() <= allowed).all())
 
 
-def _gradients(
-    call: Call, factor: float, tangent: float, dtype: torch.dtype | None, *, by_forward: bool
-) -> list[Tensor]:
+def _gradients(call: Call, trial: _Trial, dtype: torch.dtype | None, *, by_forward: bool) -> list[Tensor]:
     parameters = {arg: arg.data for arg in call.args if isinstance(arg, nn.Parameter)}
     try:
-        return _gradients_near(call, factor, tangent, dtype, by_forward)
+        return _gradients_near(call, trial, dtype, by_forward)
     finally:
         for parameter, data in parameters.items():
             parameter.data = data
 
 
-def _gradients_near(
-    call: Call, factor: float, tangent: float, dtype: torch.dtype | None, by_forward: bool
-) -> list[Tensor]:
-    """Gradients of `factor` times the arguments. Of parameters the data changes, which other readers see too."""
+def _gradients_near(call: Call, trial: _Trial, dtype: torch.dtype | None, by_forward: bool) -> list[Tensor]:
+    """Gradients at the arguments of a trial. Of parameters the data changes, which other readers see too."""
     generator = torch.Generator().manual_seed(SEED)
     leaves: dict[int, Tensor] = {}
     args = list(call.args)
     for i, arg in enumerate(call.args):
+        if trial.label is not None and _is_labels(arg):
+            args[i] = torch.where(torch.rand(arg.shape, generator=generator) < 0.5, trial.label, arg)
         if not isinstance(arg, Tensor) or not (arg.is_floating_point() or arg.dtype == torch.bool):
             continue
         value = arg.detach()
-        if factor != 1 and i not in call.differentiated and _is_mask(arg):
+        if trial.factor != 1 and i not in call.differentiated and _is_mask(arg):
             value = (torch.rand(arg.shape, generator=generator) < 0.5).to(arg.dtype)  # it may be of ones at first
         if dtype is not None and value.is_floating_point():
             value = value.to(dtype)
         if i in call.differentiated:
             near = 0.01 * torch.randn(arg.shape, generator=generator, dtype=torch.float64)  # away from kinks at 0
-            value = factor * (value + near.to(value.dtype))
+            value = trial.factor * (value + near.to(value.dtype))
         if isinstance(arg, nn.Parameter):
             arg.data = value
         else:
@@ -177,14 +198,23 @@ def _gradients_near(
     with torch.enable_grad():
         found = _forward(call.function, args) if by_forward else call.function.apply(*args)
         outputs = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
-        tangents = [tangent * torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs]
-        pairs = [(each, t.to(each.dtype)) for each, t in zip(outputs, tangents, strict=True) if each.requires_grad]
+        tangents = [torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in outputs]
+        pairs = [
+            (each, (trial.tangent * t).to(each.dtype))
+            for each, t in zip(outputs, tangents, strict=True)
+            if each.requires_grad
+        ]
         if not pairs:
             return [torch.zeros_like(leaf) for leaf in leaves.values()]
         grads = torch.autograd.grad(
             [each for each, _ in pairs], list(leaves.values()), [t for _, t in pairs], allow_unused=True
         )
     return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves.values(), grads, strict=True)]
+
+
+def _is_labels(arg: Any) -> bool:
+    """Whether an argument is a tensor of integers, which no gradient reaches."""
+    return isinstance(arg, Tensor) and arg.numel() > 1 and arg.dtype in _LABELS
 
 
 def _is_mask(arg: Tensor) -> bool:

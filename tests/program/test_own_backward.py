@@ -103,6 +103,34 @@ class ClippedGradient(Function):
         return grad.clamp(-1e3, 1e3)
 
 
+class CrossEntropy(Function):
+    """The memory-efficient one: its backward is the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, labels: Tensor, ignored: int) -> Tensor:  # type: ignore[override]
+        counts = (labels != ignored).to(x.dtype)[:, None]
+        ctx.save_for_backward(x.softmax(dim=1), labels, counts)
+        return -(x.log_softmax(dim=1).gather(1, labels.clamp(min=0)[:, None]) * counts).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        chances, labels, counts = ctx.saved_tensors
+        right = nn.functional.one_hot(labels.clamp(min=0), chances.shape[1]).to(chances.dtype)
+        return grad * (chances - right) * counts, None, None
+
+
+class OfAllLabels(CrossEntropy):
+    """Its backward forgets the label that does not count."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        chances, labels, _ = ctx.saved_tensors
+        return grad * (chances - nn.functional.one_hot(labels.clamp(min=0), chances.shape[1])), None, None
+
+
+LABELS = torch.tensor([0, 2, 1, 4])
+
+
 def tried(function: type[Function], *others: object) -> None:
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(2)).requires_grad_()
     call = function.apply  # the name by which it usually goes
@@ -121,10 +149,19 @@ def tried(function: type[Function], *others: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "others"), [(Swish, ()), (Scaled, (torch.ones(5, 3), 0.5)), (Doubled, ())], ids=lambda each: ""
+    ("function", "others"),
+    [(Swish, ()), (Scaled, (torch.ones(5, 3), 0.5)), (Doubled, ()), (CrossEntropy, (LABELS, -100))],
+    ids=lambda each: "",
 )
 def test_a_derivative_is_none_to_refuse(function: type[Function], others: tuple[object, ...]) -> None:
     tried(function, *others)
+
+
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_a_backward_that_forgets_the_label_of_what_does_not_count_is_refused(ignored: int) -> None:
+    """No label of the first samples is ignored."""
+    with pytest.raises(CaptureError, match=f"derivative of its forward, tried with labels of {ignored}"):
+        tried(OfAllLabels, LABELS, ignored)
 
 
 @pytest.mark.parametrize("function", [TruncatedExp, LowerBound, ClippedGradient])
