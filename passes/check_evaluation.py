@@ -42,6 +42,11 @@ _DRAWN = 8
 """Evaluation runs of a model that draws in evaluation what `EqualDraws` does not know."""
 
 
+class _ModelFails(RuntimeError):
+    """The model raises an error in evaluation mode, or returns something else than a loss and a count there, as
+    detectors do."""
+
+
 def evaluation_agrees(
     program: Program, model: torch.nn.Module, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]
 ) -> bool:
@@ -55,6 +60,8 @@ def evaluation_agrees(
         if not trial.agrees(state) or trial.calls_differ():
             return False
         return all(trial.agrees_with_others(state, factor) for factor in (1.0, FAR))
+    except _ModelFails:
+        return False
     finally:
         model.train(was_training)
 
@@ -153,14 +160,19 @@ class _Trial:
         try:
             with torch.no_grad():  # as in usual evaluation: forward may check
                 return self._values(seed)
-        except RuntimeError:  # forward itself takes gradients
+        except _ModelFails:  # forward itself takes gradients
             with torch.enable_grad():
                 return self._values(seed)
 
     def _values(self, seed: int) -> tuple[float, float]:
         torch.manual_seed(seed)
-        loss, count = self.model(**self.batch)
-        return float(loss.detach()), float(count.detach())
+        try:
+            loss, count = self.model(**self.batch)
+            return float(loss.detach()), float(count.detach())
+        except UnknownDraw:
+            raise
+        except Exception as error:  # of the user's code
+            raise _ModelFails from error
 
 
 def _live_operators(program: Program) -> tuple[Counter[str], int]:

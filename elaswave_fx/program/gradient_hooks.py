@@ -71,6 +71,13 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
             found = func(*args, **(kwargs or {}))
             return _WatchedNode(found, watched) if func == get_node and found is not None else found
 
+    node_of = torch.autograd.graph._get_grad_fn_or_grad_acc
+
+    def own_node(tensor: Any) -> Any:
+        """For torch itself, such as register_multi_grad_hook, whose hooks are watched as those of tensors."""
+        node = node_of(tensor)
+        return node._node if isinstance(node, _WatchedNode) else node
+
     with contextlib.ExitStack() as stack:
         for hooks in _hooks_of(model):
             stack.callback(hooks.update, dict(hooks))
@@ -78,6 +85,7 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
         stack.enter_context(
             mock.patch.object(torch.Tensor, "register_hook", lambda tensor, hook: register(tensor, watched(hook)))
         )
+        stack.enter_context(mock.patch.object(torch.autograd.graph, "_get_grad_fn_or_grad_acc", own_node))
         stack.enter_context(Nodes())
         yield
     if changing:

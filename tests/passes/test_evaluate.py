@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +122,30 @@ class OnlyInTraining(Classifier):
 class OtherFormula(Classifier):
     def features(self, x: Tensor) -> Tensor:
         return super().features(x) * (1.0 if self.training else 2.0)
+
+
+class Detector(Classifier):
+    """Has another result in evaluation, as torchvision's detectors, or none."""
+
+    def __init__(self, evaluate: Callable[[Tensor], Any]) -> None:
+        super().__init__(layers=1)
+        self.evaluate = evaluate
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return super().forward(x, y) if self.training else self.evaluate(self.head(self.features(x)))
+
+
+def refuse(_: Tensor) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "evaluate",
+    [refuse, lambda scores: scores, lambda scores: {"scores": scores}, lambda scores: (scores, scores)],
+    ids=["an error", "scores", "a mapping", "a pair"],
+)
+def test_a_model_without_a_loss_in_evaluation_trains(evaluate: Callable[[Tensor], Any]) -> None:
+    assert not agrees(compile_model(Detector(evaluate), vectors))
 
 
 class GateFromZero(Classifier):

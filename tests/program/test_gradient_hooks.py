@@ -117,10 +117,29 @@ def test_a_hook_that_changes_gradients_is_refused(model: nn.Module) -> None:
         run(model)
 
 
+class OnSeveral(Hooked):
+    """A hook on gradients of several tensors, which cannot change them but in place."""
+
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        if features.requires_grad:
+            halves = features.chunk(2, dim=1)
+            torch.autograd.graph.register_multi_grad_hook(halves, self.hook)
+            return torch.cat(halves, dim=1)
+        return features
+
+
 @pytest.mark.parametrize(
     "model",
-    [Hooked(look), Hooked(lambda g: g), of_a_parameter(look), of_a_module(look), OnNode("register_hook", look)],
-    ids=range(5),
+    [
+        Hooked(look),
+        Hooked(lambda g: g),
+        of_a_parameter(look),
+        of_a_module(look),
+        OnNode("register_hook", look),
+        OnSeveral(look),
+    ],
+    ids=range(6),
 )
 def test_a_hook_that_looks_is_not(model: nn.Module) -> None:
     run(model)
