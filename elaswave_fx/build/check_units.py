@@ -15,6 +15,7 @@ import torch
 from elaswave_fx.build.unit_sequence import UnitSequence
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.check_gradients import WHERE_INFINITE
 from elaswave_fx.program.interpret import interpret_units
 from elaswave_fx.program.ir import Program, ResultKind, calls, value_of
 from elaswave_fx.program.later_buffers import later_states
@@ -66,6 +67,8 @@ def _compare(
     largest = max((float(each.norm()) for each in gradients.values()), default=0.0)
     otherwise: Tensors | None = None
     for name, expected in gradients.items():
+        if not bool(expected.isfinite().all()):
+            raise CaptureError(f"model: the gradient of {name} is not finite with its first weights: {WHERE_INFINITE}")
         found = step.gradients.get(name, torch.zeros_like(expected))
         off = float((found.double() - expected.double()).norm())
         if not off <= _GRADIENT_TOLERANCE[rounded] * max(float(expected.norm()), 1e-3 * largest):

@@ -48,7 +48,7 @@ def check_causal(adapter: HFAdapter, batch: Mapping[str, Tensor]) -> None:
     apart, size = float((logits[0] - logits[1]).abs().max()), float(logits[0].abs().max())
     if apart > _TOLERANCE * size:
         config = adapter.model.config
-        cure = "nearest valid: model.task=masked_lm, or an architecture with a causal mask"
+        cure = "nearest valid: an architecture with a causal mask"
         if getattr(config, "causal", None) is False:
             cure = "nearest valid: model.config.causal=true"
         raise ConfigError(

@@ -240,8 +240,14 @@ def _choose_task(
         raise ConfigError(f"model.name={model_type}: has no model for any of the tasks {', '.join(TASKS)}")
     both = getattr(default, "is_encoder_decoder", False) and "seq2seq_lm" in fitting
     first = "seq2seq_lm" if both else fitting[0]  # such a type may have a class for its decoder only
-    named = (name for name in (first, *fitting) if _names(architectures, classes[name], default))
-    chosen = task or next(named, first)
+    named = next((name for name in (first, *fitting) if _names(architectures, classes[name], default)), None)
+    others = [name for name in architectures or () if "For" in name]
+    if task is None and named is None and others:
+        raise ConfigError(
+            f"init_from: holds a {others[0]}, which is of none of the tasks {', '.join(fitting)}; give one of them as "
+            "model.task to train its weights for that"
+        )
+    chosen = task or named or first
     if chosen not in fitting:
         raise ConfigError(f"model.task={task}: does not exist for {model_type}; it has {', '.join(fitting)}")
     return chosen, classes[chosen]

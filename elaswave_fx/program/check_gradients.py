@@ -33,6 +33,10 @@ _SCALES = (2.0**-16, 2.0**16)
 """Factors of the loss, with which gradients scale unless some code depends on their magnitude."""
 _SCALES_OF_HALF = (2.0**-4, 2.0**4)
 """Those that gradients in float16 bear."""
+WHERE_INFINITE = (
+    "some operator has no derivative where it is called, and torch.where passes on 0 x inf = nan; a way out is to "
+    "replace its input there, as in torch.where(x > 0, x, 1).sqrt()"
+)
 _Gradients = dict[str, torch.Tensor | None]
 
 
@@ -141,9 +145,8 @@ def _refuse_other_gradients(
         ours, theirs = (torch.zeros(()) if g is None else g.double() for g in (got[name], expected[name]))
         if not bool(theirs.isfinite().all()):
             raise CaptureError(
-                f"model: the gradient of {name} in {type(model).__name__} is not finite with its first weights: some "
-                "operator has no derivative where it is called, and torch.where passes on 0 x inf = nan; a way out is "
-                "to replace its input there, as in torch.where(x > 0, x, 1).sqrt()"
+                f"model: the gradient of {name} in {type(model).__name__} is not finite with its first weights: "
+                f"{WHERE_INFINITE}"
             )
         off, norm = float((ours - theirs).norm()), max(float(theirs.norm()), least)
         if off <= min(_EXACT, tolerance) * norm:

@@ -36,6 +36,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         {
             **get_decompositions(_RECURRENT),
             aten.one_hot.default: _one_hot,
+            aten.sgn.default: _sign,
             aten.affine_grid_generator.default: _affine_grid,
             **{op: functools.partial(_by_torch, op) for op in _COMPOSITE},
             **{op: functools.partial(_as_pairs, op) for op in _WITHOUT_COMPLEX_DERIVATIVE},
@@ -60,6 +61,11 @@ def _as_pairs(op: torch._ops.OpOverload, x: Tensor, part: Tensor, dim: int = 0, 
 def _one_hot(index: Tensor, classes: int) -> Tensor:
     """One-hot encoding that raises for a class out of range, as eager code does; torch's gives zeros without data."""
     return index.new_zeros((*index.shape, classes)).scatter(-1, index.unsqueeze(-1), 1)
+
+
+def _sign(x: Tensor) -> Tensor:
+    """The sign of real numbers, whose derivative is for any size."""
+    return NotImplemented if x.is_complex() else torch.sign(x)
 
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:

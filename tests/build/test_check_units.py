@@ -43,6 +43,29 @@ def test_an_operator_that_is_taken_apart_wrongly_is_named() -> None:
         check(compile_model(Padded(layers=1), vectors))
 
 
+class Signed(Classifier):
+    def features(self, x: Tensor) -> Tensor:
+        features = super().features(x)
+        return features * features.sgn()
+
+
+def test_the_sign_of_real_numbers_has_a_derivative() -> None:
+    check(compile_model(Signed(layers=1), vectors))
+
+
+def test_a_gradient_that_is_not_finite_is_named_as_such() -> None:
+    class Rooted(Classifier):
+        def features(self, x: Tensor) -> Tensor:
+            return super().features(x) + (x * self.head.weight.norm()).square().sum((1, 2))[:, None] ** 0.5
+
+    result = compile_model(Rooted(layers=1), vectors)
+    batch = {**vectors(4, 21), "x": torch.zeros(4, *vectors(1, 0)["x"].shape[1:])}
+    with pytest.raises(
+        CaptureError, match="the gradient of .* is not finite with its first weights: some operator has"
+    ):
+        check_units(result.program, artifact_of(result), batch)
+
+
 def test_a_wrong_backward_pass_is_found() -> None:
     """The gradients of a norm's weight and bias are taken for each other's."""
     result = compile_model(Classifier(layers=1), vectors)

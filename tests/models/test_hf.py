@@ -391,6 +391,17 @@ def test_a_folder_with_more_in_its_layers_is_refused(tmp_path):
         build("llama", {}, init_from=tmp_path)
 
 
+def test_a_folder_of_another_task_needs_one_of_ours(tmp_path):
+    config = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **SMALL, "is_decoder": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ConfigError, match="holds a BertForSequenceClassification.* none of the tasks causal_lm, masked_"
+    ):
+        build("bert", {}, init_from=tmp_path)
+    with pytest.raises(ConfigError, match=r"holds no \.safetensors file"):
+        build("bert", {}, "masked_lm", init_from=tmp_path, mask_token=3)
+
+
 def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         build("gpt2", GPT2, init_from=tmp_path)
@@ -416,7 +427,7 @@ XLM = {"emb_dim": 16, "n_layers": 1, "n_heads": 2}
 @pytest.mark.parametrize(
     ("name", "options", "task", "cure"),
     [
-        ("xlnet", XLNET, "causal_lm", "model.task=masked_lm, or an architecture with a causal mask"),
+        ("xlnet", XLNET, "causal_lm", "an architecture with a causal mask"),
         ("xlm", XLM, "causal_lm", "model.config.causal=true"),
         ("xlm", {**XLM, "causal": True}, "causal_lm", None),
         ("gpt2", GPT2, "causal_lm", None),
