@@ -18,11 +18,13 @@ import sympy
 import torch
 from torch import fx
 
-from elaswave_fx.program.batch_size import batch_symbol, sample_dims, sized_axis
+from elaswave_fx.program.batch_size import batch_symbol, fixed_shape, sample_dims, sized_axis
 from elaswave_fx.program.ir import Program, SampleAxis, argument, fixed_size, is_aten, is_getitem, tensors_in, value_of
 from elaswave_fx.program.sized_values import SizedValues
 
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape", "aten.flatten", "aten.unflatten", "aten.view_copy")
+_MOST_ELEMENTS = 1 << 24
+"""Bound of values that are computed."""
 
 
 def _data_dependent(tensor: torch.Tensor, symbol: sympy.Symbol | None) -> bool:
@@ -116,9 +118,13 @@ class SampleAxes:
         """The orders in which a value that the number of samples tells is the same for every sample, such as
         torch.arange(2 * B) // B."""
         self._sized = self._sized or SizedValues(self._program)
-        if node not in self._sized.sized:
+        samples = 3 * self._program.granule
+        if (
+            node not in self._sized.sized
+            or math.prod(fixed_shape(value_of(node), self.symbol, samples)) > _MOST_ELEMENTS
+        ):
             return ()
-        value = self._sized.at(node, 3 * self._program.granule)
+        value = self._sized.at(node, samples)
         if value is None:
             return ()
         outers = (outer for outer in range(1, factor + 1) if factor % outer == 0)
