@@ -244,8 +244,8 @@ def _choose_task(
     others = [name for name in architectures or () if "For" in name]
     if task is None and named is None and others:
         raise ConfigError(
-            f"init_from: holds a {others[0]}, which is of none of the tasks {', '.join(fitting)}; give one of them as "
-            "model.task to train its weights for that"
+            f"init_from: holds a {others[0]}, which is of none of the tasks {', '.join(fitting)}; load it in a model "
+            "of your own (model._target_=…), or give the task as model.task if the weights have its head"
         )
     chosen = task or named or first
     if chosen not in fitting:
