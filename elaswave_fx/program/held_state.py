@@ -124,6 +124,12 @@ class HeldState:
             value = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(value, FunctionType):
                 self._function(value)
+        for other in (*kind.__mro__, type(kind)):  # a metaclass may keep what it makes
+            self._users_class(other)
+
+    def _users_class(self, kind: type) -> None:
+        if _is_users(sys.modules.get(kind.__module__)):
+            self._class(kind)
 
     def _look_at(self, value: Any, path: str, home: Home) -> None:
         if id(value) in self.containers or id(value) in self._modules or value is None:
@@ -131,8 +137,7 @@ class HeldState:
         if isinstance(value, (bool, int, float, complex, str, bytes, ModuleType)):
             return
         if isinstance(value, type):
-            if _is_users(sys.modules.get(value.__module__)):
-                self._class(value)
+            self._users_class(value)
         elif isinstance(value, torch.Tensor):
             if id(value) not in self._known and value.layout == torch.strided and value.device.type == "cpu":
                 self._add(Contents(value, path, home))
@@ -156,6 +161,7 @@ class HeldState:
             self._waiting += [(each, path, home) for each in (value.func, value.args, value.keywords)]
         elif isinstance(value, nn.Module) or not is_library(type(value).__module__, _WALKED):
             self._add(Attributes(value, path, home))
+            self._users_class(type(value))
 
     def _function(self, function: FunctionType) -> None:
         """Note closure variables, defaults, and, for a user's function, the globals that it names."""
@@ -169,23 +175,19 @@ class HeldState:
             if id(cell) not in self.containers:
                 self._add(Variable(cell, name, home))
         if not is_installed(function.__code__.co_filename):
-            self._globals(function, frozenset(names_of(function.__code__)))
+            self._globals(function.__globals__, frozenset(names_of(function.__code__)), set())
 
-    def _globals(self, function: FunctionType, names: frozenset[str]) -> None:
-        space = function.__globals__
-        self._namespace(space, names)
+    def _globals(self, space: dict[str, Any], names: frozenset[str], seen: set[int]) -> None:
+        """Note some of a module's globals, each as a separate slot, and those of modules and classes among them."""
+        seen.add(id(space))
         for name in names & space.keys():
             value = space[name]
-            if isinstance(value, ModuleType) and not is_library(value.__name__) and _is_users(value):
-                self._namespace(vars(value), names)
-            elif isinstance(value, type) and _is_users(sys.modules.get(value.__module__)):
-                self._class(value)
-
-    def _namespace(self, space: dict[str, Any], names: frozenset[str]) -> None:
-        """Note some of a module's globals, each as a separate slot."""
-        for name in names & space.keys():
-            value = space[name]
-            if not isinstance(value, (ModuleType, type)):
+            if isinstance(value, ModuleType):
+                if id(vars(value)) not in seen and not is_library(value.__name__) and _is_users(value):
+                    self._globals(vars(value), names, seen)
+            elif isinstance(value, type):
+                self._users_class(value)
+            else:
                 title = f"module {space.get('__name__', '?')}"
                 container = GlobalName(space, name, Home(title, space))
                 if container.ident not in self.containers:

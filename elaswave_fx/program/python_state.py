@@ -55,12 +55,33 @@ _Test = Callable[[_Values], bool]
 
 
 def refuse_python_state(model: nn.Module, batch: Batch) -> None:
-    """Raise CaptureError if a forward pass changes Python state and depends on it. All state is restored."""
+    """Raise CaptureError if a forward pass changes Python state and depends on it. All state is restored.
+
+    What the first call makes, such as a manager that counts, is changed in a second trial.
+    """
     held = HeldState(model)
     try:
         _Trial(model, batch, held).run()
+        held.restore()
+        _call(model, batch)
+        made = HeldState(model)
+        if made.containers.keys() <= held.containers.keys():
+            return
+        try:
+            _Trial(model, batch, made).run()
+        finally:
+            made.restore()
     finally:
         held.restore()
+
+
+def _call(model: nn.Module, batch: Batch) -> bool:
+    """Run forward; return whether it ended well."""
+    with state_kept(model), torch.no_grad(), contextlib.suppress(Exception):
+        model.train()
+        model(**{name: tensor.clone() for name, tensor in batch.items()})
+        return True
+    return False
 
 
 class _Trial:
@@ -119,14 +140,10 @@ class _Trial:
         """Refuse state that a second call changes, where calls cannot be compared. The capture refuses calls that also
         fail without a recorder, and gives the reason."""
         self.held.restore()
-        inputs = {name: tensor.clone() for name, tensor in self.batch.items()}
-        changes: list[Slot] = []
-        with state_kept(self.model), torch.no_grad(), contextlib.suppress(Exception):
-            self.model(**inputs)
-            after_one = HeldState(self.model)
-            self.model(**inputs)
-            changes = after_one.changes()
-        if changes:
+        if not _call(self.model, self.batch):
+            return
+        after_one = HeldState(self.model)
+        if _call(self.model, self.batch) and (changes := after_one.changes()):
             raise CaptureError(self._refusal(changes[0]))
 
     def _refuse_other_sources(self, base: Computation) -> None:

@@ -11,6 +11,7 @@ import os
 import queue
 import random
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -425,12 +426,95 @@ class ClearsGradients(Held):
         return 1.0
 
 
+class Manager:
+    """A singleton that is made when it is first asked for."""
+
+    made: ClassVar[Any] = None
+    settings: ClassVar[dict[str, int]] = {"calls": 0}
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.losses: list[float] = []
+
+    @classmethod
+    def get(cls) -> Manager:
+        cls.made = cls.made or cls()
+        return cls.made
+
+
+class KeepsInstances(type):
+    instances: ClassVar[dict[type, Any]] = {}
+
+    def __call__(cls, *args: Any) -> Any:
+        if cls not in cls.instances:
+            cls.instances[cls] = super().__call__(*args)
+        return cls.instances[cls]
+
+
+class Kept(metaclass=KeepsInstances):
+    calls = 0
+
+
+class ByManager(Held):
+    """After many calls alike."""
+
+    def scale(self) -> Any:
+        Manager.get().calls += 1
+        return 1.0 if Manager.get().calls < 45 else 0.5
+
+
+class BySettings(Held):
+    def scale(self) -> Any:
+        ITSELF.Manager.settings["calls"] += 1
+        return 1.0 if ITSELF.Manager.settings["calls"] < 45 else 0.5
+
+
+class ByMetaclass(Held):
+    def scale(self) -> Any:
+        Kept().calls += 1
+        return 1.0 if Kept().calls < 45 else 0.5
+
+
+class LazyDictionary(Held):
+    def scale(self) -> Any:
+        if self.held is None:
+            self.held = {"calls": 0}
+        self.held["calls"] += 1
+        return 1.0 if self.held["calls"] < 45 else 0.5
+
+
+class LazyList(Held):
+    """In an object that the first call makes."""
+
+    def scale(self) -> Any:
+        self.held = self.held or Manager()
+        self.held.losses.append(0.0)
+        return 1.0 if len(self.held.losses) < 45 else 0.5
+
+
+class LazyLog(Held):
+    """Which nothing is computed from."""
+
+    def scale(self) -> Any:
+        self.held = self.held or Manager()
+        self.held.losses.append(0.0)
+        self.held.calls += 1
+        return 1.0
+
+
+ITSELF = sys.modules[__name__]
+
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: ByGradient(0), r"reads gradients of parameters, which it has none of when it runs: ByGradient.scale"),
     (
         lambda: Annealed(0),
         r"held of the model \(Annealed\) in Annealed.scale, line \d+ of test_python_state.py \(self.h",
     ),
+    (ByManager, r"changes made.calls of class Manager in Manager.get"),
+    (BySettings, r"changes settings\['calls'\] of class Manager in BySettings.scale"),
+    (ByMetaclass, r"changes instances\[.*Kept.*\].calls of class KeepsInstances"),
+    (LazyDictionary, r"changes held\['calls'\] of the model \(LazyDictionary\)"),
+    (LazyList, r"changes held.losses of the model \(LazyList\)"),
     (lambda: LateThreshold(0), r"changes held of the model \(LateThreshold\)"),
     (lambda: EveryHundredth(0), r"changes held of the model"),
     (lambda: Phases(0), r"changes held of the model"),
@@ -582,6 +666,7 @@ TAKEN: list[Callable[[], nn.Module]] = [
     lambda: Logged({"calls": 0, "times": []}),
     lambda: LoggedAnew((0, [], {})),
     LazyMask,
+    LazyLog,
     Hooked,
     lambda: Cached({}),
     lambda: ClearsGradients(0),
