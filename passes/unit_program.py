@@ -40,7 +40,7 @@ _ALIASES = ("aten.detach", "aten.alias")
 def lower_graph(name: str, module: fx.GraphModule) -> dict[str, Any]:
     """The unit program of a graph. A None output becomes slot -1.
 
-    Raises CaptureError naming the module and the call that has no native form.
+    Raises CaptureError naming the module and the call that has no native form; PassError where a pass went wrong.
     """
     return _Lowering(name, module.graph).run()
 
@@ -100,8 +100,8 @@ class _Lowering:
             self._instruction(schema.name, schema.overload_name, self._complete(node, schema, given), node)
         else:
             raise CaptureError(
-                f"model: {module_of(node)} computes a number of sizes by {target}, which has no native form; a way "
-                "out is +, -, *, /, //, % or **, or a tensor, such as torch.full((), x.shape[0])"
+                f"model: {module_of(node)} computes by {target}, which has no native form; a way out for numbers of "
+                "sizes is +, -, *, /, //, % or **, or a tensor, such as torch.full((), x.shape[0])"
             )
 
     def _instruction(self, op: str, overload: str, args: list[Any], node: fx.Node) -> None:

@@ -68,7 +68,7 @@ def _compare(
     otherwise: Tensors | None = None
     for name, expected in gradients.items():
         if not bool(expected.isfinite().all()):
-            raise CaptureError(f"model: the gradient of {name} is not finite with its first weights: {WHERE_INFINITE}")
+            raise CaptureError(f"model: the gradient of {name} is not finite: {WHERE_INFINITE}")
         found = step.gradients.get(name, torch.zeros_like(expected))
         off = float((found.double() - expected.double()).norm())
         if not off <= _GRADIENT_TOLERANCE[rounded] * max(float(expected.norm()), 1e-3 * largest):

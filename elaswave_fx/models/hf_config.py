@@ -28,6 +28,8 @@ TASKS: Mapping[str, str] = {
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
     "image_classification": "AutoModelForImageClassification",
 }
+_HEADS = ("ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForImageClassification")
+"""Ends of the names of their classes, of subclasses too."""
 # Keys of a `config.json` about the storage of its weights, not about the model.
 _NOT_FROM_BASE = ("model_type", "dtype", "torch_dtype", "transformers_version")
 _DTYPES = ("dtype", "torch_dtype")
@@ -241,11 +243,11 @@ def _choose_task(
     both = getattr(default, "is_encoder_decoder", False) and "seq2seq_lm" in fitting
     first = "seq2seq_lm" if both else fitting[0]  # such a type may have a class for its decoder only
     named = next((name for name in (first, *fitting) if _names(architectures, classes[name], default)), None)
-    others = [name for name in architectures or () if "For" in name]
+    others = [name for name in architectures or () if "For" in name and not name.endswith(_HEADS)]
     if task is None and named is None and others:
         raise ConfigError(
-            f"init_from: holds a {others[0]}, which is of none of the tasks {', '.join(fitting)}; load it in a model "
-            "of your own (model._target_=…), or give the task as model.task if the weights have its head"
+            f"init_from: holds a {others[0]}, a class of none of the tasks {', '.join(fitting)}; load it in a model of "
+            "your own (model._target_=…), or give the task as model.task if the weights have its head"
         )
     chosen = task or named or first
     if chosen not in fitting:

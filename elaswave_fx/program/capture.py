@@ -39,7 +39,7 @@ from elaswave_fx.program.check_against_eager import ModelFails, check_against_ea
 from elaswave_fx.program.decompositions import decompositions
 from elaswave_fx.program.dense import refuse_not_dense, refuse_not_dense_values
 from elaswave_fx.program.eager_answers import eager_answers
-from elaswave_fx.program.export_refusal import reason_and_way_out
+from elaswave_fx.program.export_refusal import OTHERWISE, reason_and_way_out
 from elaswave_fx.program.exportable import Exportable, any_names, own_name, restore_module_names
 from elaswave_fx.program.fixed_size import chosen_by_size, first_other_size, python_sizes
 from elaswave_fx.program.gradient_hooks import refuse_hooks_after_accumulation
@@ -229,12 +229,10 @@ def _export_message(model: nn.Module, error: Exception, samples: int | None) -> 
     if any(isinstance(module, _BatchNorm) and module.momentum is None for module, _, _ in _running(error)):
         reason = "a batch norm with momentum=None makes a Python number of how many batches it has seen"
         way_out = "a number as its momentum, such as 0.1"
-    elif (
-        samples == 1
-        and _OF_SHAPES.search(reason)
-        and any(_DROPS_SAMPLE.search(_text_of(code)) for _, code, _ in _running(error))
-    ):
-        reason, way_out = f"for a single sample, {reason}", "squeeze(1), as squeeze() drops that dimension too"
+    drops = (_DROPS_SAMPLE.search(_text_of(code)) for _, code, _ in _running(error))
+    if samples == 1 and way_out == OTHERWISE and _OF_SHAPES.search(reason) and any(drops):
+        reason = f"for a single sample, {reason}"
+        way_out = "squeeze(dim), where squeeze() drops the dimension of the samples too"
     return f"model: {type(model).__name__} cannot be exported{failing_line(error)}: {reason}; a way out is {way_out}"
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elaswave_fx.program.dense import tensor_text
 from elaswave_fx.program.generators import generator_state, set_generator_state
 from elaswave_fx.program.model_fingerprint import plain_text
 
@@ -208,22 +209,26 @@ class Contents(Container):
 
     def items(self) -> dict[Any, Any]:
         if isinstance(self.owner, np.ndarray):
-            return {"": _Data(self.owner.tobytes(), self.owner.copy())}
-        return {"": _Data(self.owner._version, self.owner.detach().clone())}
+            return {"": _Data(self._print(), self.owner.copy())}
+        return {"": _Data(self._print(), self.owner.detach().clone())}
 
     def put(self, key: Any, value: Any) -> None:
         if isinstance(self.owner, np.ndarray):
             self.owner[...] = value.data
         else:
-            with torch.no_grad():
+            with torch.inference_mode(self.owner.is_inference()), torch.no_grad():
                 self.owner.copy_(value.data)
 
     def restore(self) -> None:
         kept = self.saved[""]
-        now = self.owner.tobytes() if isinstance(self.owner, np.ndarray) else self.owner._version
-        if now != kept.print:
+        if self._print() != kept.print:
             self.put("", kept)
             self.saved = self.items()
+
+    def _print(self) -> Any:
+        if isinstance(self.owner, np.ndarray):
+            return self.owner.tobytes()
+        return tensor_text(self.owner) if self.owner.is_inference() else self.owner._version
 
     def path_of(self, key: Any) -> str:
         return self.path

@@ -22,7 +22,7 @@ _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, Dy
 _WITHOUT_BRANCHES = (
     "to write that part with tensor operators and without data-dependent control flow, or to switch it off by an option"
 )
-_OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
+OTHERWISE = "to write that part with other tensor operators, or to switch it off by an option"
 _GUARD = re.compile(r"data-dependent expression (?P<asked>.+?) \(unhinted.*Size-like symbols: (?P<sizes>[^)]*)\)")
 _PACKING = ("pack_padded_sequence", "pack_sequence", "pad_packed_sequence", "unpack_sequence")
 _OF_SPARSE = re.compile(r"Sparse ?\w* ?[Tt]ensor|'Sparse\w*' backend")
@@ -67,8 +67,8 @@ def reason_and_way_out(error: Exception) -> tuple[str, str]:
     if isinstance(error, ValueError) and "values to unpack" in first:
         return first, "parallel.granule=the samples that it takes together, where it splits a batch in so many parts"
     if _LEAKED.search(first):
-        return "it computes with a tensor that is made where an export does not see it", _OTHERWISE
-    return first, _OTHERWISE
+        return "it computes with a tensor that is made where an export does not see it", OTHERWISE
+    return first, OTHERWISE
 
 
 def _is_of_packed(frame: FrameType) -> bool:

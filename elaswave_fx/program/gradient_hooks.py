@@ -9,6 +9,7 @@ h.grad_fn.register_prehook(...)                             -> as those of tenso
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,10 @@ def refuse_changing_hooks(model: nn.Module) -> Iterator[None]:
     node_of = torch.autograd.graph._get_grad_fn_or_grad_acc
 
     def own_node(tensor: Any) -> Any:
-        """For torch itself, such as register_multi_grad_hook, whose hooks are watched as those of tensors."""
+        """For register_multi_grad_hook, which asks the engine; its hooks are watched as those of tensors."""
         node = node_of(tensor)
-        return node._node if isinstance(node, _WatchedNode) else node
+        asks_engine = sys._getframe(1).f_code is torch.autograd.graph.register_multi_grad_hook.__code__
+        return node._node if asks_engine and isinstance(node, _WatchedNode) else node
 
     with contextlib.ExitStack() as stack:
         for hooks in _hooks_of(model):

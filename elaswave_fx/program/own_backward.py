@@ -54,6 +54,8 @@ class Call:
         """Numbers that, as a label, may say that something does not count: that of PyTorch, and integer arguments."""
         if not any(_is_labels(arg) for arg in self.args):
             return []
+        if not _agrees(self, _Trial(exchanged=True)):
+            return []  # of places that belong together, such as an order and its inverse
         return [_IGNORED, *(arg for arg in self.args if isinstance(arg, int) and not isinstance(arg, bool))]
 
     def _is_option(self, place: int, arg: Any) -> bool:
@@ -64,11 +66,12 @@ class Call:
 @dataclass(frozen=True)
 class _Trial:
     """Other numbers for a call: factors of its inputs and of the gradients of its results, and a label for half of what
-    it has labels of."""
+    it has labels of, or labels of others for all."""
 
     factor: float = 1.0
     tangent: float = 1.0
     label: int | None = None
+    exchanged: bool = False
 
     def __str__(self) -> str:
         if self.label is not None:
@@ -175,8 +178,8 @@ def _gradients_near(call: Call, trial: _Trial, dtype: torch.dtype | None, by_for
     leaves: dict[int, Tensor] = {}
     args = list(call.args)
     for i, arg in enumerate(call.args):
-        if trial.label is not None and _is_labels(arg):
-            args[i] = torch.where(torch.rand(arg.shape, generator=generator) < 0.5, trial.label, arg)
+        if _is_labels(arg):
+            args[i] = _other_labels(arg, trial, generator)
         if not isinstance(arg, Tensor) or not (arg.is_floating_point() or arg.dtype == torch.bool):
             continue
         value = arg.detach()
@@ -215,6 +218,14 @@ def _gradients_near(call: Call, trial: _Trial, dtype: torch.dtype | None, by_for
 def _is_labels(arg: Any) -> bool:
     """Whether an argument is a tensor of integers, which no gradient reaches."""
     return isinstance(arg, Tensor) and arg.numel() > 1 and arg.dtype in _LABELS
+
+
+def _other_labels(labels: Tensor, trial: _Trial, generator: torch.Generator) -> Tensor:
+    if trial.exchanged:
+        return labels.flatten()[torch.randperm(labels.numel(), generator=generator)].view(labels.shape)
+    if trial.label is None:
+        return labels
+    return torch.where(torch.rand(labels.shape, generator=generator) < 0.5, trial.label, labels)
 
 
 def _is_mask(arg: Tensor) -> bool:

@@ -61,27 +61,16 @@ def refuse_python_state(model: nn.Module, batch: Batch) -> None:
     """
     held = HeldState(model)
     try:
-        _Trial(model, batch, held).run()
-        held.restore()
-        _call(model, batch)
-        made = HeldState(model)
-        if made.containers.keys() <= held.containers.keys():
-            return
-        try:
-            _Trial(model, batch, made).run()
-        finally:
-            made.restore()
+        trial = _Trial(model, batch, held)
+        trial.run()
+        made = trial.made()
+        if made is not None:
+            try:
+                _Trial(model, batch, made).run()
+            finally:
+                made.restore()
     finally:
         held.restore()
-
-
-def _call(model: nn.Module, batch: Batch) -> bool:
-    """Run forward; return whether it ended well."""
-    with state_kept(model), torch.no_grad(), contextlib.suppress(Exception):
-        model.train()
-        model(**{name: tensor.clone() for name, tensor in batch.items()})
-        return True
-    return False
 
 
 class _Trial:
@@ -117,6 +106,16 @@ class _Trial:
             if chosen and test(chosen):
                 raise CaptureError(self._refusal(_culprit(chosen, test)))
 
+    def made(self) -> HeldState | None:
+        """The state that the first call leaves, if that has made objects which hold state."""
+        self.held.restore()
+        try:
+            self._record()
+        except Exception:  # noqa: BLE001 - as in `run`
+            return None
+        after = HeldState(self.model)
+        return None if after.containers.keys() <= self.held.containers.keys() else after
+
     def _tests(self, base: Computation) -> Iterator[tuple[_Test, Callable[[Slot, list[Any]], bool]]]:
         """Ways to change slots, each with the predicate of the slots it applies to."""
         differs = functools.partial(functools.partial, self._differs, base)
@@ -140,10 +139,14 @@ class _Trial:
         """Refuse state that a second call changes, where calls cannot be compared. The capture refuses calls that also
         fail without a recorder, and gives the reason."""
         self.held.restore()
-        if not _call(self.model, self.batch):
-            return
-        after_one = HeldState(self.model)
-        if _call(self.model, self.batch) and (changes := after_one.changes()):
+        inputs = {name: tensor.clone() for name, tensor in self.batch.items()}
+        changes: list[Slot] = []
+        with state_kept(self.model), torch.no_grad(), contextlib.suppress(Exception):
+            self.model(**inputs)
+            after_one = HeldState(self.model)
+            self.model(**inputs)
+            changes = after_one.changes()
+        if changes:
             raise CaptureError(self._refusal(changes[0]))
 
     def _refuse_other_sources(self, base: Computation) -> None:

@@ -19,7 +19,17 @@ import torch
 from torch import fx
 
 from elaswave_fx.program.batch_size import batch_symbol, fixed_shape, sample_dims, sized_axis
-from elaswave_fx.program.ir import Program, SampleAxis, argument, fixed_size, is_aten, is_getitem, tensors_in, value_of
+from elaswave_fx.program.ir import (
+    Program,
+    SampleAxis,
+    argument,
+    draws_randomness,
+    fixed_size,
+    is_aten,
+    is_getitem,
+    tensors_in,
+    value_of,
+)
 from elaswave_fx.program.sized_values import SizedValues
 
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape", "aten.flatten", "aten.unflatten", "aten.view_copy")
@@ -88,25 +98,28 @@ class SampleAxes:
         """The orders of samples in a dimension of `factor` entries per sample; none where arguments disagree."""
         if factor == 1:
             return (SampleAxis(dim),)
+        inputs = self._inputs(node)
         equal = self._equal_samples(node, dim, factor)
-        if equal:
-            return equal
+        if equal:  # the order of what it is shaped like, as by zeros_like, comes first
+            liked = {(fitting[0].outer, fitting[0].period) for fitting in inputs}
+            return tuple(sorted(equal, key=lambda axis: ((axis.outer, axis.period) not in liked, axis.outer)))
         if is_aten(node, *_RESHAPES):
             source: fx.Node = node.args[0]  # type: ignore[assignment]
             shapes = value_of(source), value_of(node)
             found = (_reshaped(axis, *shapes, dim, factor) for axis in self._fitting.get(source, ()))
             return tuple(axis for axis in found if axis is not None)
-        inputs = self._inputs(node)
-        if is_aten(node, "aten.cat", "aten.repeat"):
-            axis = _repeated([fitting[0] for fitting in inputs], dim, factor)
-            return (axis,) if axis is not None else ()
         if is_aten(node, "aten.repeat_interleave.self_int"):
-            axis = _interleaved(node, inputs[0][0] if inputs else None, dim, factor)
+            mixed = not self._mixed.isdisjoint(node.all_input_nodes)
+            axis = None if mixed else _interleaved(node, inputs[0][0] if inputs else None, dim, factor)
             return (axis,) if axis is not None else ()
-        orders = [{SampleAxis(dim, axis.period, axis.outer) for axis in fitting if axis.outer * axis.period == factor}
+        if is_aten(node, "aten.cat", "aten.repeat") and any(_entries(fitting[0]) != factor for fitting in inputs):
+            axis = _repeated(inputs, dim, factor)
+            return (axis,) if axis is not None else ()
+        orders = [[SampleAxis(dim, axis.period, axis.outer) for axis in fitting if _entries(axis) == factor]
                   for fitting in inputs]  # fmt: skip
-        given = [each for each in orders if each] or [{SampleAxis(dim, factor)}]
-        return tuple(sorted(set.intersection(*given), key=lambda axis: axis.outer))
+        first, *others = [each for each in orders if each] or [[SampleAxis(dim, factor)]]
+        found = tuple(axis for axis in first if all(axis in each for each in others))
+        return found[:1] if draws_randomness(node) else found
 
     def _inputs(self, node: fx.Node) -> list[tuple[SampleAxis, ...]]:
         """Sample axes of a node's inputs; an element of a tuple has those of the tuple's inputs."""
@@ -140,16 +153,16 @@ def _reshaped(axis: SampleAxis, source: torch.Tensor, result: torch.Tensor, dim:
     return None if rest or outer == 0 or factor % outer else SampleAxis(dim, factor // outer, outer)
 
 
-def _repeated(inputs: list[SampleAxis], dim: int, factor: int) -> SampleAxis | None:
-    """The axis of copies or parts concatenated along the sample axis: their number is a new outer index."""
-    if not inputs:
-        return SampleAxis(dim, factor)
-    if len(set(inputs)) != 1:
-        return None
-    axis = inputs[0]
-    if axis.outer * axis.period == factor:
-        return SampleAxis(dim, axis.period, axis.outer)
-    return SampleAxis(dim, axis.period, factor // axis.period) if axis.outer == 1 else None
+def _entries(axis: SampleAxis) -> int:
+    """The number of entries per sample along the axis."""
+    return axis.outer * axis.period
+
+
+def _repeated(inputs: list[tuple[SampleAxis, ...]], dim: int, factor: int) -> SampleAxis | None:
+    """The axis of copies or parts concatenated along the sample axis: they are more outer indices."""
+    first, *others = inputs
+    axis = next((axis for axis in first if all(axis in each for each in others)), None)
+    return SampleAxis(dim, axis.period, factor // axis.period) if axis is not None else None
 
 
 def _interleaved(node: fx.Node, axis: SampleAxis | None, dim: int, factor: int) -> SampleAxis | None:

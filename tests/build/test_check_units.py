@@ -60,9 +60,7 @@ def test_a_gradient_that_is_not_finite_is_named_as_such() -> None:
 
     result = compile_model(Rooted(layers=1), vectors)
     batch = {**vectors(4, 21), "x": torch.zeros(4, *vectors(1, 0)["x"].shape[1:])}
-    with pytest.raises(
-        CaptureError, match="the gradient of .* is not finite with its first weights: some operator has"
-    ):
+    with pytest.raises(CaptureError, match="the gradient of .* is not finite: some operator has no derivative"):
         check_units(result.program, artifact_of(result), batch)
 
 

@@ -145,7 +145,11 @@ def refuse(_: Tensor) -> None:
     ids=["an error", "scores", "a mapping", "a pair"],
 )
 def test_a_model_without_a_loss_in_evaluation_trains(evaluate: Callable[[Tensor], Any]) -> None:
-    assert not agrees(compile_model(Detector(evaluate), vectors))
+    model = Detector(evaluate)
+    assert not agrees(compile_model(model, vectors))
+    model.evaluate = lambda scores: (scores.sum(), torch.ones(()))
+    assert not agrees(compile_model(model, vectors)), "another loss"
+    assert agrees(compile_model(Classifier(layers=1), vectors))
 
 
 class GateFromZero(Classifier):

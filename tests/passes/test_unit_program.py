@@ -110,7 +110,7 @@ def test_numbers_in_the_places_of_tensors(
 
 
 def test_a_call_without_a_native_form_is_refused() -> None:
-    message = "model: .* computes a number of sizes by <built-in function xor>, which has no native form"
+    message = "model: .* computes by <built-in function xor>, which has no native form"
     with pytest.raises(CaptureError, match=message):
         lower_graph("test", number_graph(lambda graph, x: graph.call_function(operator.xor, (x, 2))))
 

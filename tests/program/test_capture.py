@@ -302,7 +302,10 @@ class Keyword(Small):
         (OneResult(), r"model: returns a single value; a model returns \(loss sum, count\)"),
         (ThreeResults(), r"model: returns more than two values; a model returns \(loss sum, count\)"),
         (NeedsTwo(), "NeedsTwo"),
-        (Squeezed(), r"in Squeezed\.forward, .*: for a single sample, Target size .*; a way out is squeeze\(1\), as"),
+        (
+            Squeezed(),
+            r"in Squeezed\.forward, .*: for a single sample, Target size .*; a way out is squeeze\(dim\), where",
+        ),
         (Mixed(), "model: head.weight is torch.float64 and layers.0.norm.weight is torch.float32"),
         (Small().requires_grad_(False), "model: Small has no parameter to train"),
         (Small().to("meta"), "model: must be built on the cpu, but .* is on meta"),

@@ -550,6 +550,22 @@ class Ensemble(Classifier):
         return torch.tanh(twice).unflatten(0, (2, -1)).sum(0)
 
 
+class TwoViews(Ensemble):
+    """With paths that are dropped at random, and channels of zeros beside."""
+
+    def features(self, x: Tensor) -> Tensor:
+        h = Classifier.features(self, x)
+        twice = torch.cat([h, h]) * self.members.repeat_interleave(x.shape[0], 0)
+        twice = twice * twice.new_empty((twice.shape[0], 1)).bernoulli_(0.5)
+        wider = torch.cat([twice, torch.zeros_like(twice)], dim=1)
+        return wider.unflatten(0, (2, -1)).sum(0)[:, :WIDTH]
+
+
+def test_draws_for_two_batches_couple_nothing() -> None:
+    model = TwoViews(lambda member, ones: member)
+    assert judged(model) == ((), (), ())
+
+
 @pytest.mark.parametrize("halves", HALVES)
 def test_two_batches_one_after_the_other_couple_nothing(halves: str) -> None:
     model, batch = Ensemble(HALVES[halves]), vectors(2 * GRANULE, 1)

@@ -146,6 +146,15 @@ def test_a_hook_that_looks_is_not(model: nn.Module) -> None:
     assert all(hook in (look, clamp) for hook in (model.head._backward_hooks or {}).values()), "they are put back"
 
 
+def test_a_hook_on_several_gradients_that_changes_them_is_refused() -> None:
+    def scale(gradients: list[Tensor]) -> None:
+        for gradient in gradients:
+            gradient.mul_(1.0)
+
+    with pytest.raises(CaptureError, match="the hook .* changes gradients on their way"):
+        run(OnSeveral(scale))
+
+
 class Walker(Classifier):
     """Looks at the whole graph, each node once: there are 2^40 ways to its end."""
 

@@ -128,6 +128,20 @@ class OfAllLabels(CrossEntropy):
         return grad * (chances - nn.functional.one_hot(labels.clamp(min=0), chances.shape[1])), None, None
 
 
+class Permuted(Function):
+    """As tokens are by their experts: the places of one argument are those of the other, backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, width: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(inverse)
+        return x[order]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return grad[ctx.saved_tensors[0]], None, None, None
+
+
+ORDER = torch.tensor([2, 0, 3, 1])
 LABELS = torch.tensor([0, 2, 1, 4])
 
 
@@ -150,7 +164,13 @@ def tried(function: type[Function], *others: object) -> None:
 
 @pytest.mark.parametrize(
     ("function", "others"),
-    [(Swish, ()), (Scaled, (torch.ones(5, 3), 0.5)), (Doubled, ()), (CrossEntropy, (LABELS, -100))],
+    [
+        (Swish, ()),
+        (Scaled, (torch.ones(5, 3), 0.5)),
+        (Doubled, ()),
+        (CrossEntropy, (LABELS, -100)),
+        (Permuted, (ORDER, ORDER.argsort(), 2)),
+    ],
     ids=lambda each: "",
 )
 def test_a_derivative_is_none_to_refuse(function: type[Function], others: tuple[object, ...]) -> None:

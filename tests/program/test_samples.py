@@ -60,13 +60,16 @@ def looked_at(shape: Callable[[Tensor], Tensor]) -> tuple[Program, torch.fx.Node
         (lambda x: torch.zeros(2 * x.shape[0]) + torch.cat((x, x))[:, 0, 0], SampleAxis(0, outer=2)),
         (lambda x: torch.zeros(2 * x.shape[0]) + x.view(-1, 2, TOKENS // 2, WIDTH)[:, :, 0, 0].reshape(-1),
          SampleAxis(0, period=2)),
+        (lambda x: torch.zeros_like(torch.cat((x, x))[:, 0]), SampleAxis(0, outer=2)),
+        (lambda x: torch.cat((torch.cat((x, x)), torch.zeros_like(torch.cat((x, x)))), dim=1), SampleAxis(0, outer=2)),
+        (lambda x: torch.cat((torch.cat((x, x)), torch.zeros_like(torch.cat((x, x)))))[:, 0], SampleAxis(0, outer=4)),
         (lambda x: x.sum(dim=0), None),
     ],
     ids=[
         "inputs", "transposed", "flattened", "inner", "between", "unflattened", "turned", "joined", "wider", "repeated",
         "interleaved", "stacked", "expanded", "split", "repeated and interleaved", "interleaved flat",
         "entries for each sample", "halves by position", "halves by a mask", "zeros beside halves",
-        "zeros beside pairs", "summed",
+        "zeros beside pairs", "zeros like halves", "wider halves", "halves and zeros", "summed",
     ],
 )  # fmt: skip
 def test_where_samples_lie(shape: Callable[[Tensor], Tensor], expected: SampleAxis | None) -> None:
