@@ -341,6 +341,7 @@ def test_operators_along_another_dimension_couple_nothing() -> None:
         lambda f: f.flip(-1),
         lambda f: f.roll(1, 1),
         lambda f: f.topk(WIDTH, 1)[0],
+        lambda f: f.renorm(2, 0, 1.0),
         lambda f: nn.functional.layer_norm(f, (WIDTH,)),
         lambda f: nn.functional.instance_norm(f[:, None])[:, 0],
     )
@@ -348,9 +349,11 @@ def test_operators_along_another_dimension_couple_nothing() -> None:
 
 
 def test_operators_along_the_samples_couple_them() -> None:
-    across = Along(lambda f: f.cumsum(dim=0), lambda f: f.flip(0), lambda f: f.roll(1, 0))
+    across = Along(
+        lambda f: f.cumsum(dim=0), lambda f: f.flip(0), lambda f: f.roll(1, 0), lambda f: f.renorm(2, 1, 1e6)
+    )
     assert [reason.split()[0] for reason in judged(across)[0]] == [
-        *("aten.cumsum.default", "aten.flip.default", "aten.roll.default")
+        *("aten.cumsum.default", "aten.flip.default", "aten.roll.default", "aten.renorm.default")
     ]
 
 
