@@ -34,6 +34,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
 from elaswave_fx.program.autocast import traced_under_autocast
+from elaswave_fx.program.batch_size import batch_symbol
 from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
 from elaswave_fx.program.check_against_eager import ModelFails, check_against_eager
 from elaswave_fx.program.decompositions import decompositions
@@ -130,6 +131,8 @@ def _capture_once(model: nn.Module, batches: tuple[Batch, Batch], granule: int, 
     except TRACE_ERRORS as error:
         raise _NotThisWay(_export_message(model, error, granule if size is None else None)) from error
     program = _to_program(model, exported, Example(_state(model), *batches), granule, dynamic=size is not None)
+    if size is not None and batch_symbol(program) is None:  # torch.pdist makes a number of it without a word
+        raise _NotThisWay(f"model: {type(model).__name__} exports at one batch size only")
     other = first_other_size(program)
     if other is not None:
         raise _NotThisWay(f"model: {type(model).__name__} computes otherwise with {other} samples at once")

@@ -30,6 +30,8 @@ from elaswave_fx.program.batch_size import batch_size
 from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of
 
 _TRANSFORMS = ("/_functorch/eager_transforms.py", "/_functorch/vmap.py", "/torch/_vmap_internals.py")
+_CAPTURE = os.path.join(os.path.dirname(__file__), "capture.py")
+"""What calls the model, and nothing of it."""
 _NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
 
 
@@ -109,9 +111,9 @@ def _asked_by(frame: FrameType | None) -> str:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost place outside of torch and this package."""
+    """The innermost place outside of torch and this package, within the model."""
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
-        frame = frame.f_back
+        frame = None if frame.f_code.co_filename == _CAPTURE else frame.f_back
     if frame is None:
         return ""
     file, line = frame.f_code.co_filename, frame.f_lineno

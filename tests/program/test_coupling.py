@@ -348,6 +348,31 @@ def test_operators_along_another_dimension_couple_nothing() -> None:
     assert judged(within) == ((), (), ())
 
 
+class Spread(Classifier):
+    """The distances of all pairs, of which torch takes the number of samples without a word."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.features(x)
+        count = torch.ones_like(y).sum()
+        return token_loss_sum(self.head(features), y)[0] - torch.pdist(features).mean() * count, count
+
+
+def test_distances_of_all_pairs_are_captured_at_one_batch_size() -> None:
+    model, batch = Spread(layers=1), vectors(GRANULE, 1)
+    (reason,) = judged(model)[2]
+    assert reason == "the model exports at one fixed batch size only"
+    assert_same(run_units(compile_model(model, vectors, GRANULE), batch), eager(model, batch))
+
+
+def test_hits_among_samples_couple_them_though_the_trial_has_none() -> None:
+    class Hits(Classifier):
+        def features(self, x: Tensor) -> Tensor:
+            h = super().features(x)
+            return h * torch.isin(h, h.roll(1, 1) + 1e6).logical_not()
+
+    assert "aten.isin.Tensor_Tensor in the model" in judged(Hits(layers=1))[0]
+
+
 def test_operators_along_the_samples_couple_them() -> None:
     across = Along(
         lambda f: f.cumsum(dim=0), lambda f: f.flip(0), lambda f: f.roll(1, 0), lambda f: f.renorm(2, 1, 1e6)
