@@ -14,9 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from torch import nn
-
 from elaswave_fx.build.example_batches import example_batches
 from elaswave_fx.build.make_model import initial_state, make_model, notes_of, set_to_train
 from elaswave_fx.build.program_cache import (
@@ -27,17 +24,16 @@ from elaswave_fx.build.program_cache import (
     writing_program,
 )
 from elaswave_fx.build.program_key import computed_text, program_key
+from elaswave_fx.build.shared_state import refuse_shared_state
 from elaswave_fx.build.state_dict import state_dict_names
 from elaswave_fx.checkpoint.initial_state import save_state
 from elaswave_fx.config.keys import Config
-from elaswave_fx.data import Source, check_evaluation, load_batch, open_source
+from elaswave_fx.data import Source, check_evaluation, open_source
 from elaswave_fx.data.cached import digest
-from elaswave_fx.errors import CaptureError
 from elaswave_fx.models.hf_config import refuse_other_classes
-from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.forward_code import forward_code
-from elaswave_fx.program.held_state import HeldState, python_state_kept
+from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.model_fingerprint import fingerprint
 
 
@@ -88,7 +84,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     with python_state_kept(model):
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
-    _refuse_state_set_outside(config, source, model, batches[0], computed)
+    refuse_shared_state(config, source, model, batches[0], computed)
     key = program_key(config, model_print, batches[0], code, computed)
     home, trouble = home_of_programs(config, folder or Path(tempfile.mkdtemp()))
     target = home / key
@@ -122,25 +118,6 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     origin = _origin(cached is not None, dump)
     coverage = f"the program's key covers {code.words()}"
     return Built(artifact, target, state, source, clock.laps, origin, notes, coverage, state_dict_names(model))
-
-
-def _refuse_state_set_outside(
-    config: Config, source: Source, model: nn.Module, batch: dict[str, torch.Tensor], computed: str
-) -> None:
-    """Refuse a forward pass that reads what the schedule or the dataset changes, such as a global with the step.
-    `computed`: `computed_text` of before."""
-    held = HeldState(model)
-    try:
-        make_schedule(config.schedule, config.steps)(config.steps - 1)
-        load_batch(source.dataset, source.train, config.global_batch, 1)
-        changes = held.changes()
-        if changes and computed_text(model, batch) != computed:
-            raise CaptureError(
-                f"model: forward depends on {changes[0].title}, which the schedule or the dataset changes: its program "
-                "is captured once; a way out is a field of the samples, or a buffer that forward updates"
-            )
-    finally:
-        held.restore()
 
 
 def _origin(cached: bool, dump: Path | None) -> str:

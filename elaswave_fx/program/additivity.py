@@ -121,7 +121,7 @@ def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -
             raise CaptureError(
                 f"model: the same samples given twice change the {kind.value} from {one:.6g} to {two:.6g} instead of "
                 "doubling it; a model returns (loss sum, count), not a mean; a loss of the whole "
-                "batch is returned times the number of samples, with that number"
+                "batch is returned with the count 1, or times the number of samples with that number"
             )
 
 

@@ -41,13 +41,17 @@ class BatchRun:
 
     def call(self, node: fx.Node) -> Any:
         """The value of a call whose arguments are known."""
-        args, kwargs = fx.map_arg((node.args, node.kwargs), self.value)
+        self.known[node] = self.result_of(node, self.value)
+        return self.known[node]
+
+    def result_of(self, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
+        """The value that a call would have for arguments of these values."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
         if self.double:
             args, kwargs = map_aggregate((args, kwargs), _widened)  # type: ignore[misc]
         found = node.target(*args, **kwargs)  # type: ignore[operator]
         # Made without a dtype, as by arange(1.0, 9.0), a tensor is in single precision.
-        self.known[node] = tree_map_only(torch.Tensor, _in_double, found) if self.double else found
-        return self.known[node]
+        return tree_map_only(torch.Tensor, _in_double, found) if self.double else found
 
     def value(self, node: fx.Node) -> Any:
         if node not in self.known:

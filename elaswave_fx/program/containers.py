@@ -234,6 +234,19 @@ class Contents(Container):
         return self.path
 
 
+class CNumber(Container):
+    """A number of C's, such as that of a multiprocessing.Value."""
+
+    def items(self) -> dict[Any, Any]:
+        return {"": self.owner.value}
+
+    def put(self, key: Any, value: Any) -> None:
+        self.owner.value = value
+
+    def path_of(self, key: Any) -> str:
+        return self.path
+
+
 class GeneratorState(Container):
     """A generator of random numbers: its state."""
 

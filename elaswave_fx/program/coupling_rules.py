@@ -61,11 +61,6 @@ def _couples(node: fx.Node, axes: SampleAxes) -> bool:
         return bool(argument(node, "training", True)) and bool(dims) and 1 not in dims
     if _divides_by_frequency(node):
         return True
-    if is_aten(node, "aten.renorm"):  # of each slice along `dim`; a bound that no sample of a trial need reach
-        kept = int(node.args[2]) % value_of(node).dim()  # type: ignore[arg-type]
-        return not _dims(node.args[0], axes.symbol) <= {kept}
-    if is_aten(node, "aten.isin"):  # hits may be rare
-        return bool(_dims(argument(node, "test_elements"), axes.symbol))
     if is_aten(node, *_ALONG_DIM):
         along = [argument(node, "dim", -1)]
     elif is_aten(node, *_ALONG_DIMS):

@@ -38,8 +38,9 @@ from elaswave_fx.program.ir import (
     placeholders,
     value_of,
 )
+from elaswave_fx.program.other_values import joins_for_other_values, parts_join
 from elaswave_fx.program.positions import READS_ROWS, Positions, is_of_integers, rows_written
-from elaswave_fx.program.samples import SampleAxes, locate_samples, split_samples
+from elaswave_fx.program.samples import SampleAxes, locate_samples
 
 _GROUPED = "grouped_mm"
 """Part of the names of products of each expert's rows, which begin at an offset: torch's and transformers'."""
@@ -137,7 +138,7 @@ def _compare_parts(
         disordered = sorts_samples(node, axes) or not shuffled.isdisjoint(node.all_input_nodes)
         if kinds[node] != Nature.MAIN and not disordered and not touched and not ranked:
             # Positions in the batch and the like matter only where they reach the samples' values.
-            positions.see(node, joins=_joins(node, axes, runs, tolerance))
+            positions.see(node, joins=_joins_always(node, axes, runs, tolerance))
             continue
         touched |= positions.decide(node)
         if not broken.isdisjoint(node.all_input_nodes):
@@ -147,7 +148,7 @@ def _compare_parts(
             reasons.append(f"{describe(node)}, by the ranks of samples in their batch")
         elif disordered and (axes.of(node) is None or not _joins(node, axes, runs, tolerance)):
             shuffled.add(node)
-        elif touched or not _joins(node, axes, runs, tolerance):
+        elif touched or not (disordered or _joins_always(node, axes, runs, tolerance)):
             broken.add(node)
             reasons.append(describe(node))
     if not shuffled.isdisjoint(output_nodes(program.graph.graph)):  # type: ignore[arg-type]
@@ -274,8 +275,8 @@ def _weighs(node: fx.Node, counted: set[fx.Node]) -> bool:
 
 def _joins(node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], tolerance: float) -> bool:
     axis = axes.of(node)
-    if axis is None:
-        return True
-    whole, head, tail = (split_samples(run.known[node], axis) for run in runs)
-    joined = torch.cat([head, tail], dim=axis.axis + 1)
-    return joined.shape == whole.shape and is_close(joined, whole, tolerance)
+    return axis is None or parts_join([run.known[node] for run in runs], axis, tolerance)
+
+
+def _joins_always(node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], tolerance: float) -> bool:
+    return _joins(node, axes, runs, tolerance) and joins_for_other_values(node, axes, runs, tolerance)

@@ -11,6 +11,7 @@ Parameters, buffers and torch's generator are not included.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 from array import array
@@ -26,6 +27,7 @@ from torch import nn
 
 from elaswave_fx.program.containers import (
     Attributes,
+    CNumber,
     Container,
     Contents,
     Elements,
@@ -46,8 +48,9 @@ from elaswave_fx.program.generators import NUMPYS, PYTHONS, is_generator
 from elaswave_fx.program.state_kept import state_kept
 
 _MOST = 200_000
-_WALKED = ("_thread", "argparse", "collections", "functools", "queue", "types", "weakref")
+_WALKED = ("_thread", "argparse", "collections", "functools", "multiprocessing", "queue", "types", "weakref")
 """Python's own modules whose objects are searched; objects of other standard modules hold no model state."""
+_OF_OPTIMIZERS = "torch.optim"  # a schedule's object may count a model's calls
 
 
 @contextmanager
@@ -159,7 +162,9 @@ class HeldState:
             self._waiting += [(item, path, home) for item in value]
         elif isinstance(value, functools.partial):
             self._waiting += [(each, path, home) for each in (value.func, value.args, value.keywords)]
-        elif isinstance(value, nn.Module) or not is_library(type(value).__module__, _WALKED):
+        elif isinstance(value, ctypes._SimpleCData):
+            self._add(CNumber(value, path, home))
+        elif isinstance(value, nn.Module) or _is_walked(type(value).__module__):
             self._add(Attributes(value, path, home))
             self._users_class(type(value))
 
@@ -203,6 +208,10 @@ def names_of(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_of(constant)
+
+
+def _is_walked(module: str) -> bool:
+    return not is_library(module, _WALKED) or module.startswith(_OF_OPTIMIZERS)
 
 
 def _is_users(module: ModuleType | None) -> bool:

@@ -20,7 +20,7 @@ READS_ROWS = (
     "aten._unsafe_index",
 )  # fmt: skip
 """Calls that take rows of their first argument."""
-_WRITES_ROWS = (
+WRITES_ROWS = (
     "aten.index_add", "aten.index_copy", "aten.index_put", "aten.index_reduce", "aten.scatter", "aten.scatter_add",
     "aten.scatter_reduce",
 )  # fmt: skip
@@ -65,7 +65,7 @@ class Positions:
         rows: tuple[Any, ...] = tuple(node.all_input_nodes)
         if is_aten(node, *READS_ROWS) and not self._reads_table(node):
             rows = node.args[:1]
-        elif is_aten(node, *_WRITES_ROWS) and self._axes.of(node) is not None:
+        elif is_aten(node, *WRITES_ROWS) and self._axes.of(node) is not None:
             rows = (node.args[0], rows_written(node))
         return {source for source in node.all_input_nodes if source in rows or source in self._deciding}
 
@@ -92,7 +92,7 @@ class Positions:
 
 def rows_written(node: fx.Node) -> Any:
     """The rows that a call writes at given places; None for another call."""
-    if not is_aten(node, *_WRITES_ROWS):
+    if not is_aten(node, *WRITES_ROWS):
         return None
     return node.args[2 if is_aten(node, "aten.index_put") else 3]
 

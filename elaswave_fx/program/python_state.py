@@ -33,6 +33,7 @@ from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, 
 from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.later import later
 from elaswave_fx.program.later_values import counts, grown, grows, with_numbers
+from elaswave_fx.program.many_calls import ManyCalls
 from elaswave_fx.program.probe import Flips, probe
 from elaswave_fx.program.state_kept import state_kept
 
@@ -61,6 +62,8 @@ def refuse_python_state(model: nn.Module, batch: Batch) -> None:
     """
     held = HeldState(model)
     try:
+        calls = ManyCalls(model, batch)
+        held.restore()
         trial = _Trial(model, batch, held)
         trial.run()
         made = trial.made()
@@ -69,6 +72,8 @@ def refuse_python_state(model: nn.Module, batch: Batch) -> None:
                 _Trial(model, batch, made).run()
             finally:
                 made.restore()
+        held.restore()
+        calls.refuse_changes()
     finally:
         held.restore()
 

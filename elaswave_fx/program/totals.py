@@ -33,6 +33,7 @@ from elaswave_fx.program.ir import (
     value_of,
 )
 
+_OF_SAMPLES = (Role.INPUT, Role.KEYS)  # with a row for each sample; a sample's draws are made from its key
 _LINEAR = (
     "aten.add", "aten.alias", "aten.as_strided", "aten.cat", "aten.clone", "aten.contiguous", "aten.detach",
     "aten.diagonal", "aten.diff", "aten.expand", "aten.flatten", "aten.flip", "aten.lift_fresh_copy", "aten.mean",
@@ -86,7 +87,7 @@ def sum_nodes(program: Program) -> list[tuple[ResultKind, fx.Node]]:
 
 def _totals(program: Program) -> set[fx.Node]:
     """Calls made of samples, or of their number, whose result sizes do not depend on that."""
-    made = {node for node in placeholders(program.graph.graph) if source_of(node).role == Role.INPUT}
+    made = {node for node in placeholders(program.graph.graph) if source_of(node).role in _OF_SAMPLES}
     totals: set[fx.Node] = set()
     for node in calls(program.graph.graph):
         has_samples = _has_samples(node)
@@ -172,7 +173,7 @@ def _common(program: Program) -> set[fx.Node]:
     for node in program.graph.graph.nodes:
         if node.op == "placeholder":
             source = source_of(node)
-            if source.role == Role.INPUT:
+            if source.role in _OF_SAMPLES:
                 of_batch.add(node)
             elif source.role != Role.CONSTANT and (source.role != Role.BUFFER or source.name in updates):
                 moved.add(node)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from elaswave_fx.build.builder import build
 from elaswave_fx.checkpoint.initial_state import InitialState
 from elaswave_fx.config.compose import load_config
-from elaswave_fx.errors import CaptureError
+from elaswave_fx.errors import CaptureError, DataError
 
 _WARM = """
 import sys
@@ -188,7 +191,72 @@ def test_what_a_schedule_or_a_dataset_tells_forward_is_refused(tmp_path: Path, n
     if name == "none":
         assert build(config, tmp_path).artifact.programs
         return
-    with pytest.raises(CaptureError, match="forward depends on NOW.*, which the schedule or the dataset changes"):
+    with pytest.raises(CaptureError, match="forward depends on NOW.*, which the schedule, .* changes"):
+        build(config, tmp_path)
+
+
+class Counting(Vectors):
+    """Samples that are others after 100 reads."""
+
+    reads_of_all = 0
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by = by
+        self.log: list[int] = []
+        self.numbers = itertools.count()
+        self.file = io.BytesIO()
+
+    def count(self, index: int) -> int:
+        if self.by == "class":
+            type(self).reads_of_all += 1
+            return type(self).reads_of_all
+        if self.by == "log":
+            self.log.append(index)
+            return len(self.log)
+        if self.by == "forward":
+            return NOW["calls"]
+        return next(self.numbers) if self.by == "iterator" else self.file.write(b"x") + self.file.tell()
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x = super().__getitem__(index)["x"]
+        return {"x": x if self.count(index) < 100 else x + 1}
+
+
+class Counted(Told):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        NOW["calls"] += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("by", ["class", "log", "iterator", "file", "forward"])
+def test_samples_that_are_others_after_many_steps_are_refused(tmp_path: Path, by: str) -> None:
+    NOW.update(none=0, calls=0)
+    words = [f"model._target_={__name__}.Counted", "+model.name=none", f"data._target_={__name__}.Counting"]
+    config = load_config([*words, f"+data.by={by}", "global_batch=4", "steps=9"])
+    with pytest.raises(DataError, match=r"Counting: sample .* is another one after \d+ steps: .* a way out is"):
+        build(config, tmp_path)
+
+
+class Late(Told):
+    """By a text, which nothing counts."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(x)
+        return loss * (1.0 if len(os.environ.get("STEPS_OF_LATE", "")) < 100 else 2.0), count
+
+
+def noting_outside(step: int) -> float:
+    os.environ["STEPS_OF_LATE"] = os.environ.get("STEPS_OF_LATE", "") + "x"
+    return 1.0
+
+
+def test_forward_that_is_another_after_many_steps_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPS_OF_LATE", "")
+    NOW["none"] = 0
+    words = [f"model._target_={__name__}.Late", "+model.name=none", f"data._target_={__name__}.Vectors"]
+    config = load_config([*words, f"schedule._target_={__name__}.noting_outside", "global_batch=4", "steps=9"])
+    with pytest.raises(CaptureError, match=r"forward computes something else after \d+ steps .*the schedule"):
         build(config, tmp_path)
 
 

@@ -233,6 +233,8 @@ LINEAR: dict[str, nn.Module] = {
     "not NaN": Totals(torch.nansum, lambda ones: ones.count_nonzero().float()),
     "means times samples": Totals(lambda losses: losses.sum() + far(losses).mean() * losses.shape[0]),
     "a mean over each": Totals(lambda losses: losses.sum() + far(torch.stack([losses, -losses], 1)).mean(1).sum()),
+    "drawn rows": Totals(lambda losses: losses.sum() + F.softplus(torch.randn(losses.shape[0], 2)).sum()),
+    "rows drawn like others": Totals(lambda losses: losses.sum() + F.softplus(torch.randn_like(losses)).sum()),
     "another dtype": Totals(lambda losses: losses.sum().double().float(), lambda ones: (ones > 0).sum().float()),
 }
 
@@ -364,21 +366,38 @@ def test_distances_of_all_pairs_are_captured_at_one_batch_size() -> None:
     assert_same(run_units(compile_model(model, vectors, GRANULE), batch), eager(model, batch))
 
 
-def test_hits_among_samples_couple_them_though_the_trial_has_none() -> None:
-    class Hits(Classifier):
-        def features(self, x: Tensor) -> Tensor:
-            h = super().features(x)
-            return h * torch.isin(h, h.roll(1, 1) + 1e6).logical_not()
+@torch.library.custom_op("coupling::capped", mutates_args=())
+def capped(h: Tensor) -> Tensor:
+    return h * (1e6 / h.norm().clamp(min=1e6))
 
-    assert "aten.isin.Tensor_Tensor in the model" in judged(Hits(layers=1))[0]
+
+@capped.register_fake
+def _(h: Tensor) -> Tensor:
+    return torch.empty_like(h)
+
+
+capped.register_autograd(lambda ctx, grad: grad)
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [
+        lambda f: f.renorm(2, 1, 1e6),
+        lambda f: f * torch.isin(f, f.exp() + 1e6).logical_not(),
+        lambda f: f * torch.isin((1e3 * f).long(), 10**9 + (1e3 * f.exp()).long()).logical_not(),
+        capped,
+    ],
+    ids=["a bound", "hits", "hits of integers", "an operator of one's own"],
+)
+def test_operators_that_couple_samples_at_values_which_the_trial_has_not(operate: Callable[[Tensor], Tensor]) -> None:
+    rule, trial, together = judged(Along(operate))
+    assert not rule and trial and together == trial
 
 
 def test_operators_along_the_samples_couple_them() -> None:
-    across = Along(
-        lambda f: f.cumsum(dim=0), lambda f: f.flip(0), lambda f: f.roll(1, 0), lambda f: f.renorm(2, 1, 1e6)
-    )
+    across = Along(lambda f: f.cumsum(dim=0), lambda f: f.flip(0), lambda f: f.roll(1, 0))
     assert [reason.split()[0] for reason in judged(across)[0]] == [
-        *("aten.cumsum.default", "aten.flip.default", "aten.roll.default", "aten.renorm.default")
+        *("aten.cumsum.default", "aten.flip.default", "aten.roll.default")
     ]
 
 

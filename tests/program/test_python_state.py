@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import array
 import collections
+import contextvars
+import ctypes
 import datetime
+import io
 import itertools
+import multiprocessing
 import operator
 import os
 import queue
@@ -492,6 +496,52 @@ class LazyList(Held):
         return 1.0 if len(self.held.losses) < 45 else 0.5
 
 
+def late(count: Callable[[], int]) -> Callable[[], nn.Module]:
+    """A model that multiplies by something else after 40 calls, counted where nothing looks."""
+
+    class Late(Held):
+        def scale(self) -> Any:
+            return 1.0 if count() < 40 else 0.5
+
+    return Late
+
+
+def in_file() -> Callable[[], int]:
+    file = io.BytesIO()
+    return lambda: file.write(b"x") + file.tell()
+
+
+def in_environment() -> int:
+    os.environ["CALLS_OF_LATE"] = str(int(os.environ.get("CALLS_OF_LATE", "0")) + 1)
+    return int(os.environ["CALLS_OF_LATE"])
+
+
+IN_CONTEXT = contextvars.ContextVar("calls", default=0)
+
+
+def in_context() -> int:
+    IN_CONTEXT.set(IN_CONTEXT.get() + 1)
+    return IN_CONTEXT.get()
+
+
+def scheduled() -> torch.optim.lr_scheduler.StepLR:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    return torch.optim.lr_scheduler.StepLR(optimizer, 10_000, 0.1)
+
+
+class Scheduled(Held):
+    """By torch's schedule of a learning rate."""
+
+    def scale(self) -> Any:
+        self.held.optimizer.step()
+        self.held.step()
+        return self.held.get_last_lr()[0]
+
+
+def one_more_of_c(held: Any) -> None:
+    held.value += 1
+
+
 class LazyLog(Held):
     """Which nothing is computed from."""
 
@@ -514,6 +564,12 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (BySettings, r"changes settings\['calls'\] of class Manager in BySettings.scale"),
     (ByMetaclass, r"changes instances\[.*Kept.*\].calls of class KeepsInstances"),
     (LazyDictionary, r"changes held\['calls'\] of the model \(LazyDictionary\)"),
+    (late(in_file()), r"computes something else after \d+ calls with the same samples"),
+    (late(in_environment), r"computes something else after \d+ calls"),
+    (late(in_context), r"computes something else after \d+ calls"),
+    (lambda: Scheduled(scheduled()), r"changes held.last_epoch of the model \(Scheduled\)"),
+    (lambda: Advanced(multiprocessing.Value("i", 0), one_more_of_c, lambda held: held.value), "changes held._obj of"),
+    (lambda: Advanced(ctypes.c_int(0), one_more_of_c, lambda held: held.value), "changes held of"),
     (LazyList, r"changes held.losses of the model \(LazyList\)"),
     (lambda: LateThreshold(0), r"changes held of the model \(LateThreshold\)"),
     (lambda: EveryHundredth(0), r"changes held of the model"),

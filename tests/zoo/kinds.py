@@ -166,6 +166,12 @@ def _per_positive(scores: Tensor, y: Tensor) -> Tensor:
     return ((1 - scores.softmax(-1)[:, 1]) ** 2 * positive).sum() / positive.sum().clamp(min=1) * y.numel()
 
 
+def _partial_likelihood(scores: Tensor, y: Tensor) -> Tensor:
+    """Cox's, of times that are the scores' order; that of one sample is 0."""
+    risks = scores[:, 0][scores[:, 1].detach().argsort()]
+    return (risks.logcumsumexp(0) - risks).sum()
+
+
 def _balance(scores: Tensor, y: Tensor) -> Tensor:
     shares = F.one_hot(scores.argmax(-1), CLASSES).float().mean(0)
     return F.cross_entropy(scores, y, reduction="sum") + (shares * scores.softmax(-1).mean(0)).sum() * y.numel()
@@ -312,6 +318,7 @@ KINDS: dict[str, Kind] = {
     "weights over their mean in a batch": _loss(_weighed, granule=SAMPLES),
     "mean over masked labels": _loss(_masked_mean, granule=SAMPLES),
     "mean over positives": _loss(_per_positive, granule=SAMPLES),
+    "partial likelihood": _loss(_partial_likelihood, granule=SAMPLES),
     "balance of experts": _loss(_balance, granule=SAMPLES),
     "contrast within a batch": _features(bodies.Contrast, granule=SAMPLES),
     "moving average of a batch": _features(bodies.Averages, granule=SAMPLES),

@@ -1,0 +1,85 @@
+"""Results of many calls in a row, with the same samples, parameters and draws: a count of calls shows in them, wherever
+it is kept: in a file's position, a table of another library, a variable of the process.
+
+calls = ManyCalls(model, batch)     # the first one
+calls.refuse_changes()              # CaptureError: Net computes something else after 141 calls
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.batch_run import is_close
+from elaswave_fx.program.state_kept import SEED, state_kept
+
+_BUDGET_S, _MOST = 0.2, 5000
+"""Bounds of calls in a row: seconds of processor time, and calls that cost next to nothing."""
+
+
+def numbers_in_time() -> Iterator[int]:
+    """1, 2, 3 … until the bounds are reached."""
+    end = time.process_time() + _BUDGET_S
+    for number in range(1, _MOST):
+        yield number
+        if (number < 16 or number % 16 == 0) and time.process_time() > end:  # asking takes as long as a small call
+            return
+
+
+class ManyCalls:
+    """Calls of a model, of which the first is made on construction. Parameters and buffers are restored; other state
+    is for the caller to restore."""
+
+    def __init__(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
+        self._model, self._batch = model, batch
+        self._first = self._call()
+
+    def refuse_changes(self) -> None:
+        """Raise CaptureError if a later call returns something else than the first."""
+        for number in numbers_in_time():
+            if self.differ():
+                raise CaptureError(
+                    f"model: {type(self._model).__name__} computes something else after {number} calls with the same "
+                    "samples and parameters: it depends on how often it is called, and its program is captured once; "
+                    "a way out is a buffer (register_buffer) that counts"
+                )
+
+    def differ(self) -> bool:
+        """Whether another call returns something else than the first; a call that fails returns nothing."""
+        found = self._call()
+        if not found or not self._first:
+            return False
+        return len(found) != len(self._first) or not all(map(_is_equal, found, self._first))
+
+    def _call(self) -> list[torch.Tensor]:
+        inputs = {name: tensor.clone() for name, tensor in self._batch.items()}
+        found: list[torch.Tensor] = []
+        with (
+            state_kept(self._model),
+            torch.random.fork_rng(devices=()),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.suppress(Exception),  # of the user's code; the capture tells why it fails
+            _without_compiling(),
+        ):
+            torch.default_generator.manual_seed(SEED)
+            self._model.train()
+            found = [each.detach() for each in tree_leaves(self._model(**inputs)) if isinstance(each, torch.Tensor)]
+        return found
+
+
+def _without_compiling() -> AbstractContextManager[object]:
+    """What torch.compile wraps runs as it is."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and is_close(one, other, tolerance=1e-4)
