@@ -24,7 +24,7 @@ from elaswave_fx.build.program_cache import (
     writing_program,
 )
 from elaswave_fx.build.program_key import computed_text, program_key
-from elaswave_fx.build.shared_state import refuse_shared_state
+from elaswave_fx.build.shared_state import refuse_changes_in_steps, refuse_shared_state
 from elaswave_fx.build.state_dict import state_dict_names
 from elaswave_fx.checkpoint.initial_state import save_state
 from elaswave_fx.config.keys import Config
@@ -107,6 +107,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
             made.save(target, constants)
             Artifact.save_tried(target, samples)
         clock.lap("capture and passes")
+    refuse_changes_in_steps(config, source, model, batches[0])
     artifact = cached or Artifact.load(target)
     if calibrate and not artifact.measured:
         from elaswave_fx.build.compile import measure

@@ -17,7 +17,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.check_gradients import WHERE_INFINITE
 from elaswave_fx.program.interpret import interpret_units
-from elaswave_fx.program.ir import Program, ResultKind, calls, value_of
+from elaswave_fx.program.ir import Program, ResultKind, calls, is_foreign, value_of
 from elaswave_fx.program.later_buffers import later_states
 from elaswave_fx.program.trial_values import TIMES_NOISE, rounded_otherwise
 
@@ -102,7 +102,9 @@ def _reason(program: Program, artifact: Artifact) -> str:
     names = dict.fromkeys(str(node.target).rsplit(".", 1)[0] for node in calls(program.graph.graph)
                           if isinstance(value_of(node), torch.Tensor))  # fmt: skip
     apart = [name for name in names if name.startswith("aten.") and name.replace(".", "::", 1) not in called]
+    own = dict.fromkeys(str(node.target) for node in calls(program.graph.graph) if is_foreign(node))
+    drawn = f", or {' or '.join(own)} draws random numbers of its own, which are arguments" if own else ""
     return (
         "torch takes an operator apart into others that compute something else "
-        f"(among them {', '.join(apart[-3:]) or 'none'}); a way out is to write that part with other operators"
+        f"(among them {', '.join(apart[-3:]) or 'none'}){drawn}; a way out is to write that part with other operators"
     )

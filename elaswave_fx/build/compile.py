@@ -35,6 +35,7 @@ from elaswave_fx.passes.normalize import Normalize
 from elaswave_fx.passes.pipeline import is_users, run_passes
 from elaswave_fx.program.artifact import Artifact, Seconds
 from elaswave_fx.program.autocast import run_under_autocast
+from elaswave_fx.program.batch_run import count_samples
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
 from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors
@@ -125,12 +126,29 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
             refuse_other_buffers(model, sizes)
     except TRACE_ERRORS as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+        half = count_samples(batch) // 2
+        if all(_runs(model, {name: tensor[part] for name, tensor in batch.items()})
+               for part in (slice(half), slice(half, 2 * half))):  # fmt: skip
+            raise CaptureError(
+                f"model: {type(model).__name__} runs on {half} samples and not on {2 * half}{failing_line(error)}: "
+                f"{reason}; forward takes any number of granules; a way out is x.shape[0] where it fixes the number of "
+                "samples"
+            ) from error
         fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
         raise CaptureError(
             f"model: {type(model).__name__} does not run{failing_line(error)} on the fields of the data, {fields}: "
             f"{reason}; forward takes them by these names, samples first, a multiple of parallel.granule at once"
         ) from error
     check_output(output)
+
+
+def _runs(model: nn.Module, batch: Batch) -> bool:
+    try:
+        with state_kept(model):
+            model(**{name: tensor.clone() for name, tensor in batch.items()})
+    except TRACE_ERRORS:
+        return False
+    return True
 
 
 def _group_rule(config: Config) -> Any:

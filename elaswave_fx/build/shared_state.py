@@ -7,7 +7,9 @@ the optimizer or forward leave behind. In a run these are in several processes, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import io
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -18,12 +20,11 @@ from elaswave_fx.data import Source, load_batch
 from elaswave_fx.data.dataset import Dataset, Sample, UserDataset
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.data.own_counters import same_sample
-from elaswave_fx.errors import CaptureError, DataError
+from elaswave_fx.errors import CaptureError, ConfigError, DataError, ElasWaveError
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.many_calls import ManyCalls, numbers_in_time
-from elaswave_fx.program.python_state import refuse_python_state
 from elaswave_fx.program.state_kept import state_kept
 
 _OTHERS = "the schedule, the dataset or the optimizer"
@@ -33,50 +34,70 @@ _WAY_OUT = "a way out is a field of the samples, or a buffer that forward update
 def refuse_shared_state(
     config: Config, source: Source, model: nn.Module, batch: dict[str, torch.Tensor], computed: str
 ) -> None:
-    """Raise CaptureError where forward depends on what other parts change, DataError where samples do. `computed`:
-    `computed_text` of before. Parts that are the user's are called in turn, as in a loop of one process."""
+    """Raise CaptureError where forward depends on what other parts change. `computed`: `computed_text` of before."""
     held = HeldState(model)
-    schedule, optimizer = make_schedule(config.schedule, config.steps), make_optimizer(config.optimizer)
-    dataset = source.dataset
-
-    def take_step(step: int) -> None:
-        step_hypers(optimizer, step, config.optimizer.lr * schedule(step))
-
     try:
-        take_step(config.steps - 1)
-        load_batch(dataset, source.train, config.global_batch, 1)
+        _stepper(config)(config.steps - 1)
+        load_batch(source.dataset, source.train, config.global_batch, 1)
         changes = held.changes()
         if changes and computed_text(model, batch) != computed:
             raise CaptureError(
                 f"model: forward depends on {changes[0].title}, which {_OTHERS} changes: its program is captured once; "
                 f"{_WAY_OUT}"
             )
-        if not isinstance(dataset, UserDataset) and "target" not in (config.schedule.name, config.optimizer.name):
-            return
-        with state_kept(model):
-            samples = {index: dataset.sample(index) for index in (0, len(dataset) // 3)}
+    finally:
+        held.restore()
+
+
+def refuse_changes_in_steps(config: Config, source: Source, model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    """Call the user's parts and forward in turn many times, as in a loop of one process. Raise DataError where samples
+    change, CaptureError where forward computes something else."""
+    users = source.dataset.users
+    if users is None and "target" not in (config.schedule.name, config.optimizer.name):
+        return
+    held = HeldState(model)
+    take_step = _stepper(config)
+    try:
+        with state_kept(model), contextlib.redirect_stdout(io.StringIO()):
+            samples = {index: source.dataset.sample(index) for index in (0, len(source.dataset) // 3)}
             calls = ManyCalls(model, batch)
             for number in numbers_in_time():
                 take_step(number % config.steps)
-                _refuse_other_samples(dataset, samples, number)
+                _refuse_other_samples(source.dataset, users, samples, number)
                 if calls.differ():
-                    held.restore()
-                    refuse_python_state(model, batch)  # its own reason is nearer
                     raise CaptureError(
                         f"model: forward computes something else after {number} steps with the same samples and "
-                        f"parameters: it depends on what {_OTHERS} changes, but its program is captured once; "
-                        f"{_WAY_OUT}"
+                        f"parameters: it depends on what {_OTHERS} changes, or on how often it is called, but its "
+                        f"program is captured once; {_WAY_OUT}"
                     )
     finally:
         held.restore()
 
 
-def _refuse_other_samples(dataset: Dataset, samples: Mapping[int, Sample], steps: int) -> None:
+def _stepper(config: Config) -> Callable[[int], None]:
+    schedule, optimizer = make_schedule(config.schedule, config.steps), make_optimizer(config.optimizer)
+
+    def take_step(step: int) -> None:
+        try:
+            step_hypers(optimizer, step, config.optimizer.lr * schedule(step))
+        except ElasWaveError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"schedule={config.schedule.name}, optimizer={config.optimizer.name}: fail at step {step}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
+
+    return take_step
+
+
+def _refuse_other_samples(
+    dataset: Dataset, users: UserDataset | None, samples: Mapping[int, Sample], steps: int
+) -> None:
     """Read samples twice, and raise DataError if one is not as it was."""
     for index in (*samples, *samples):
         if not same_sample(samples[index], dataset.sample(index)):
-            own = isinstance(dataset, UserDataset)
-            place, cure = (dataset.place, dataset.cure) if own else ("data", "a copy of what others change")
+            place, cure = (users.place, users.cure) if users is not None else ("data", "a copy of what others change")
             raise DataError(
                 f"{place}: sample {index} is another one after {steps} steps: it depends on how often it is read, or "
                 f"on what forward, the schedule or the optimizer changes, {again(cure)}"

@@ -96,6 +96,11 @@ class Dataset(ABC):
         """Lines for the user: implicit changes to samples."""
         return ()
 
+    @property
+    def users(self) -> "UserDataset | None":
+        """What runs a user's code for the samples, if anything does."""
+        return None
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -155,6 +160,10 @@ class WrappedDataset(Dataset):
     def notes(self) -> tuple[str, ...]:
         return self._wrapped.notes
 
+    @property
+    def users(self) -> "UserDataset | None":
+        return self._wrapped.users
+
     def __len__(self) -> int:
         return len(self._wrapped)
 
@@ -181,6 +190,10 @@ class UserDataset(WrappedDataset):
     @property
     def notes(self) -> tuple[str, ...]:
         return self._code.run(lambda: self._wrapped.notes)
+
+    @property
+    def users(self) -> "UserDataset":
+        return self
 
     def __len__(self) -> int:
         return self._code.run(lambda: len(self._wrapped))

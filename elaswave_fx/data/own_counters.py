@@ -58,7 +58,7 @@ def refuse_counters(
                 continue
             finally:
                 space[name] = value
-            if not all(each.keys() >= first.keys() and same_sample(first, each) for each in later):
+            if not all(same_sample(first, each) for each in later):
                 raise DataError(f"{place}: its samples depend on {name}, which reading them changes, {again(cure)}")
 
 
@@ -70,8 +70,8 @@ def _later_values(count: int) -> Iterator[Callable[[Any], Any]]:
 
 
 def same_sample(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """Whether two samples are equal in all fields."""
-    return all(same_bits(tensor, b[field]) for field, tensor in a.items())
+    """Whether the second sample has all fields of the first one, and equal ones."""
+    return b.keys() >= a.keys() and all(same_bits(tensor, b[field]) for field, tensor in a.items())
 
 
 def _sum(number: Any, by: int) -> Any:

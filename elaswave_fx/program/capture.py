@@ -60,6 +60,7 @@ from elaswave_fx.program.ir import (
     source_of,
 )
 from elaswave_fx.program.loss_shapes import losses_by_their_kernels
+from elaswave_fx.program.many_calls import ManyCalls
 from elaswave_fx.program.python_state import refuse_python_state
 from elaswave_fx.program.recurrent_layers import layers_apart
 from elaswave_fx.program.same_branches import refuse_other_branches
@@ -101,9 +102,12 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
     model.train()
     _check_parameters(model)
     refuse_hooks_after_accumulation(model)
+    with python_state_kept(model):
+        calls = ManyCalls(model, batches[0])
     refuse_python_state(model, batches[0])
     with python_state_kept(model):
         program = _capture(model, batches, granule)
+        calls.refuse_changes()
     refuse_other_branches(model, batches[0], lambda: _replacements(model), program.dynamic_batch)
     return program
 

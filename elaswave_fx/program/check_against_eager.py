@@ -59,9 +59,9 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
         if not abs(value - got[kind]) <= tolerances[kind] * max(1.0, abs(value)):
             raise CaptureError(
                 f"model: with {samples} samples the {kind.value} of {type(model).__name__} is {value:.6g} and that of "
-                f"its captured graph {got[kind]:.6g}; something in it is not seen by the capture, such as a random "
-                "number drawn outside of torch, or inside one of its layers, or a branch on the batch size; a way out "
-                "is to write that part with tensor operators"
+                f"its captured graph {got[kind]:.6g}; something in it is not seen by the capture, such as a seed, a "
+                "random number drawn outside of torch, or inside one of its layers, or a branch on the batch size or "
+                "on torch.compiler; a way out is to write that part with tensor operators"
             )
 
 

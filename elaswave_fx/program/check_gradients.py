@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
+from unittest import mock
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.check_against_eager import SameDraws, inputs_of
 from elaswave_fx.program.eager_answers import through_checkpoints
 from elaswave_fx.program.gradient_hooks import refuse_changing_hooks
-from elaswave_fx.program.held_state import HeldState, names_of
+from elaswave_fx.program.held_state import try_forward
 from elaswave_fx.program.ir import Program, ResultKind, named_operator
 from elaswave_fx.program.later_buffers import later_states
 from elaswave_fx.program.own_backward import WAY_OUT, own_functions, recorded_calls, refuse_other_backward
@@ -75,8 +76,7 @@ def check_gradients(
             if not float((ours / scale - theirs).norm()) <= tolerance * max(float(theirs.norm()), least):
                 raise CaptureError(
                     f"model: {scale:g} times the loss of {type(model).__name__} has not {scale:g} times the gradient "
-                    f"of {name}: what goes backward depends on its size, as where it is clipped, and is here of the "
-                    "loss sum, not of its mean; a way out is clip_norm"
+                    f"of {name}: {_scale_reason(model, functions, program)}"
                 )
     near = {**before, **{name: perturbed(parameter.detach(), name) for name, parameter in trained.items()}}
     other = {**near, **{name: _not_zero(near[name]) for name, parameter in trained.items() if _is_small(parameter)}}
@@ -250,13 +250,35 @@ def _writes_behind_forward(model: nn.Module, program: Program) -> Iterator[list[
             notes.append(f"model: {name} is updated once a step, where a checkpoint in PyTorch updates it twice")
 
 
+def _scale_reason(model: nn.Module, functions: list[type[torch.autograd.Function]], program: Program) -> str:
+    if functions:
+        return _gradient_reason(model, functions, program)
+    return (
+        "what goes backward depends on its size, as gradients do that are clipped on their way, and those of a sum are "
+        "not those of a mean; a way out is clip_norm"
+    )
+
+
+def _switches(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> bool:
+    """Whether forward switches parameters off, by `requires_grad_`."""
+    off: list[torch.Tensor] = []
+
+    def switch(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        off.extend([tensor] * (isinstance(tensor, nn.Parameter) and not requires_grad))
+        tensor.requires_grad = requires_grad
+        return tensor
+
+    try_forward(model, batch, mock.patch.object(torch.Tensor, "requires_grad_", switch))
+    return bool(off)
+
+
 def _gradient_reason(model: nn.Module, functions: list[type[torch.autograd.Function]], program: Program) -> str:
     if any("_backward" in str(node.target) for node in program.graph.graph.nodes):
         return (
             "forward takes derivatives, and some operators are not differentiated once more; a way out is "
             "torch.func.jacrev for jacfwd and jvp"
         )
-    if any("requires_grad_" in names_of(function.__code__) for function in HeldState(model).functions):
+    if _switches(model, program.example.batch):
         return (
             "forward switches requires_grad, and a captured program has no such step; a way out is detach(), or "
             "torch.func.functional_call with detached parameters"

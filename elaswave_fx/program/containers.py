@@ -67,7 +67,7 @@ class Container:
         raise NotImplementedError
 
     def path_of(self, key: Any) -> str:
-        return f"{self.path}[{key!r}]"
+        return f"{self.path}[{'…' if isinstance(key, torch.Tensor) else repr(key)}]"
 
     def grow(self, key: Any, value: Any, by: int) -> None:
         """Add entries like that of `key`, if the container can have more."""

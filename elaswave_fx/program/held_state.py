@@ -48,9 +48,11 @@ from elaswave_fx.program.generators import NUMPYS, PYTHONS, is_generator
 from elaswave_fx.program.state_kept import state_kept
 
 _MOST = 200_000
-_WALKED = ("_thread", "argparse", "collections", "functools", "multiprocessing", "queue", "types", "weakref")
+_WALKED = ("_thread", "argparse", "collections", "functools", "queue", "types", "weakref")
 """Python's own modules whose objects are searched; objects of other standard modules hold no model state."""
-_OF_OPTIMIZERS = "torch.optim"  # a schedule's object may count a model's calls
+_WALKED_TOO = ("torch.optim", "multiprocessing.sharedctypes")
+"""A schedule's object may count a model's calls, and so may a number that processes share."""
+_NUMBERS_OF_C = frozenset("bBhHiIlLqQfdg?")
 
 
 @contextmanager
@@ -162,7 +164,7 @@ class HeldState:
             self._waiting += [(item, path, home) for item in value]
         elif isinstance(value, functools.partial):
             self._waiting += [(each, path, home) for each in (value.func, value.args, value.keywords)]
-        elif isinstance(value, ctypes._SimpleCData):
+        elif isinstance(value, ctypes._SimpleCData) and getattr(value, "_type_", "") in _NUMBERS_OF_C:
             self._add(CNumber(value, path, home))
         elif isinstance(value, nn.Module) or _is_walked(type(value).__module__):
             self._add(Attributes(value, path, home))
@@ -210,8 +212,8 @@ def names_of(code: CodeType) -> Iterator[str]:
             yield from names_of(constant)
 
 
-def _is_walked(module: str) -> bool:
-    return not is_library(module, _WALKED) or module.startswith(_OF_OPTIMIZERS)
+def _is_walked(module: str | None) -> bool:
+    return not is_library(module, _WALKED) or str(module).startswith(_WALKED_TOO)
 
 
 def _is_users(module: ModuleType | None) -> bool:

@@ -1,10 +1,8 @@
 """Calls tried alone on other values of their arguments, as the trial of a program meets few.
 
-    torch.renorm(h, 2, 1, 1000.0)      -> couples samples, though no norm over the trial's batch is above 1000
-    torch.isin(drawn, items)           -> couples samples, though no drawn item of the trial is an item of its batch
-    an operator of one's own that clips by a norm over the batch
-
-Values change entry by entry: parts of the changed batch are the changed parts.
+torch.renorm(h, 2, 1, 1000.0)      -> couples samples, though no norm over the trial's batch is above 1000
+torch.isin(drawn, items)           -> couples samples, though no drawn item of the trial is an item of its batch
+an operator of one's own that clips by a norm over the batch
 """
 
 from __future__ import annotations
@@ -16,29 +14,41 @@ import torch
 from torch import fx
 
 from elaswave_fx.program.batch_run import BatchRun, is_close
-from elaswave_fx.program.ir import is_aten, is_getitem
+from elaswave_fx.program.ir import is_aten, is_foreign, is_getitem
 from elaswave_fx.program.positions import READS_ROWS, WRITES_ROWS  # their places are judged there
 from elaswave_fx.program.samples import SampleAxes, SampleAxis, split_samples
 
 _WHATEVER_VALUES = (
     "aten.linear", "aten.matmul", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.einsum", "aten.conv1d",
-    "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.embedding", "aten.embedding_bag", "aten.layer_norm",
-    "aten.native_layer_norm", "aten.rms_norm", "aten.softmax", "aten.log_softmax", "aten._softmax",
-    "aten._log_softmax", "aten.sum", "aten.mean", "aten.scaled_dot_product_attention", "aten.cat", "aten.stack",
+    "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.conv_transpose1d", "aten.conv_transpose2d",
+    "aten.conv_transpose3d", "aten.embedding", "aten.embedding_bag", "aten._embedding_bag", "aten.layer_norm",
+    "aten.native_layer_norm", "aten.group_norm", "aten.native_group_norm", "aten.rms_norm", "aten.softmax",
+    "aten.log_softmax", "aten._softmax", "aten._log_softmax", "aten.sum", "aten.mean", "aten.cat", "aten.stack",
+    "aten.scaled_dot_product_attention", "aten.pad", "aten.constant_pad_nd", "aten.max_pool2d", "aten.avg_pool2d",
+    "aten.adaptive_avg_pool2d", "aten.upsample_nearest2d", "aten.upsample_bilinear2d",
 )  # fmt: skip
 """Frequent operators that read the same entries whatever their values."""
+_BY_PLACES = (*READS_ROWS, *WRITES_ROWS, "aten.index_fill", "aten.put", "aten.segment_reduce", "aten._unsafe_index_put")
 
 _SCALE = 1e8  # above any bound, or below
 
 _Change = Callable[[torch.Tensor, int], torch.Tensor]
 
+
+def _some_equal(tensor: torch.Tensor, entries: int) -> torch.Tensor:
+    """Values of the same range, of which some are equal; `entries`: as many as the largest argument has."""
+    if tensor.is_floating_point():
+        return (tensor * 7919.0).floor() % (entries | 1)
+    least, most = (int(each) for each in tensor.aminmax())
+    return (tensor - least) * 7919 % min(most - least + 1, entries | 1) + least
+
+
 _CHANGES: tuple[_Change, ...] = (
     lambda tensor, _: tensor * _SCALE if tensor.is_floating_point() else tensor,
     lambda tensor, _: tensor / _SCALE if tensor.is_floating_point() else tensor,
-    lambda tensor, _: tensor.sign() if tensor.is_floating_point() else tensor % 2,
-    lambda tensor, entries: ((tensor * 7919.0).floor() % (entries | 1)).to(tensor.dtype),  # some are equal
+    lambda tensor, _: tensor.sign() if tensor.is_floating_point() else tensor,
+    _some_equal,
 )
-"""Changes of an argument, entry by entry; `entries`: as many as the largest argument has."""
 
 
 def joins_for_other_values(
@@ -60,7 +70,7 @@ def parts_join(values: Sequence[torch.Tensor], axis: SampleAxis, tolerance: floa
 
 def _may_depend_on_values(node: fx.Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or is_aten(node, *_WHATEVER_VALUES, *READS_ROWS, *WRITES_ROWS):
+    if not isinstance(target, torch._ops.OpOverload) or is_aten(node, *_WHATEVER_VALUES, *_BY_PLACES):
         return False
     if target.namespace in ("elaswave", "torchvision"):  # ours; its time may grow with a box
         return False
@@ -77,22 +87,34 @@ def _joins(
     results = {each: axis for each in (node, *filter(is_getitem, node.users)) if (axis := axes.of(each)) is not None}
     if not results:
         return True
-    entries = max((value.numel() for value in map(runs[0].value, node.all_input_nodes)
-                   if isinstance(value, torch.Tensor)), default=0)  # fmt: skip
-
-    def result_of(run: BatchRun) -> Any:
-        def changed(source: fx.Node) -> Any:
-            value = run.value(source)
-            changes = isinstance(value, torch.Tensor) and value.dtype != torch.bool and axes.of(source) is not None
-            return change(value.detach(), entries) if changes else value
-
-        return run.result_of(node, changed)
-
     try:
-        found = [result_of(run) for run in runs]
-    except (RuntimeError, IndexError, ValueError):
+        changed = {source: _changed(source, node, axes, runs, change) for source in node.all_input_nodes}
+        with torch.no_grad():
+            found = [run.result_of(node, lambda source, part=part: changed[source][part])
+                     for part, run in enumerate(runs)]  # fmt: skip
+    except Exception:  # noqa: BLE001 - an operator need not accept them, and may be the user's
         return True
     return all(
         parts_join([value if each is node else value[each.args[1]] for value in found], axis, tolerance)
         for each, axis in results.items()
     )
+
+
+def _changed(
+    source: fx.Node, node: fx.Node, axes: SampleAxes, runs: tuple[BatchRun, BatchRun, BatchRun], change: _Change
+) -> list[Any]:
+    """Values of an argument for the batch, changed, and for its parts, which are cut from that: rounding may part what
+    was computed for them."""
+    values = [run.value(source) for run in runs]
+    whole, axis = values[0], axes.of(source)
+    if axis is None or not isinstance(whole, torch.Tensor) or not whole.numel() or whole.dtype == torch.bool:
+        return values
+    if not whole.is_floating_point() and (is_foreign(node) or whole.is_complex()):
+        return values  # integers may be places
+    entries = max(
+        value.numel() for value in map(runs[0].value, node.all_input_nodes) if isinstance(value, torch.Tensor)
+    )
+    new = change(whole.detach(), entries).to(whole.dtype)
+    samples, dim = split_samples(new, axis), axis.axis + 1
+    first = split_samples(values[1], axis).shape[dim]
+    return [new, *(part.flatten(axis.axis, axis.axis + 2) for part in samples.tensor_split([first], dim))]

@@ -33,7 +33,6 @@ from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, 
 from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.later import later
 from elaswave_fx.program.later_values import counts, grown, grows, with_numbers
-from elaswave_fx.program.many_calls import ManyCalls
 from elaswave_fx.program.probe import Flips, probe
 from elaswave_fx.program.state_kept import state_kept
 
@@ -62,8 +61,6 @@ def refuse_python_state(model: nn.Module, batch: Batch) -> None:
     """
     held = HeldState(model)
     try:
-        calls = ManyCalls(model, batch)
-        held.restore()
         trial = _Trial(model, batch, held)
         trial.run()
         made = trial.made()
@@ -72,8 +69,6 @@ def refuse_python_state(model: nn.Module, batch: Batch) -> None:
                 _Trial(model, batch, made).run()
             finally:
                 made.restore()
-        held.restore()
-        calls.refuse_changes()
     finally:
         held.restore()
 
@@ -165,7 +160,7 @@ class _Trial:
             place = base.first_difference(again) if again is not None else ""
             raise CaptureError(
                 f"model: {type(self.model).__name__} computes something else when it is called again in the same state"
-                f"{place}: it reads a clock, or draws random numbers outside of torch, and its "
+                f"{place}: it reads a clock, or draws numbers outside of torch's generator, and its "
                 "program is captured once; a way out is a draw by torch, such as torch.rand, or a buffer"
             )
 

@@ -260,6 +260,25 @@ def test_forward_that_is_another_after_many_steps_is_refused(tmp_path: Path, mon
         build(config, tmp_path)
 
 
+class Contrast(nn.Linear):
+    """Written for eight samples."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.others = 1 - torch.eye(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        h = super().forward(x)
+        return (h @ h.t() * self.others).sum(), torch.full((), x.shape[0])
+
+
+def test_a_model_for_one_number_of_samples_is_refused_with_that_number(tmp_path: Path) -> None:
+    words = [f"model._target_={__name__}.Contrast", f"data._target_={__name__}.Vectors", "parallel.granule=8"]
+    message = r"Contrast runs on 8 samples and not on 16 in Contrast.forward, line \d+ .*a way out is x.shape\[0\]"
+    with pytest.raises(CaptureError, match=message):
+        build(load_config([*words, "global_batch=8", "steps=9"]), tmp_path)
+
+
 def test_an_initial_state_that_was_let_go_is_still_there(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     save_file({"weight": torch.arange(4.0)}, path)
