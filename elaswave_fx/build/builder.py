@@ -34,6 +34,7 @@ from elaswave_fx.models.hf_config import refuse_other_classes
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.layers_kept import layers_kept
 from elaswave_fx.program.model_fingerprint import fingerprint
 
 
@@ -81,7 +82,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     clock.lap("model")
     batches = example_batches(config, source)
     model_print = fingerprint(model)  # before the model runs, which may leave traces in it
-    with python_state_kept(model):
+    with python_state_kept(model), layers_kept(model):
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
     refuse_shared_state(config, source, model, batches[0], computed)

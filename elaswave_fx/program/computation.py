@@ -62,6 +62,7 @@ def record(
     """
     inputs = {name: tensor.clone() for name, tensor in batch.items()}
     buffers = dict(model.named_buffers())
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     kind = _SkippedRecorder if "torch._dynamo" in sys.modules else _Recorder
     recorder = kind({**dict(model.named_parameters()), **buffers, **{f"input {n}": t for n, t in inputs.items()}},
                          most)  # fmt: skip
@@ -77,6 +78,8 @@ def record(
     results = {f"result {i}": recorder.digest(value) for i, value in enumerate(outputs)}
     results |= {f"gradient {name}": recorder.digest(tensor) for name, tensor in found.items()}
     results |= {name: recorder.digest(tensor) for name, tensor in buffers.items() if recorder.wrote(tensor)}
+    now = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    results |= {f"trained {name}": str(flag) for name, flag in now.items() if flag != trained.get(name)}
     return Computation(results, recorder.calls_of(results.values()), recorder.length)
 
 

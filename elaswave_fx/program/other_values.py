@@ -15,7 +15,7 @@ from torch import fx
 
 from elaswave_fx.program.batch_run import BatchRun, is_close
 from elaswave_fx.program.ir import is_aten, is_foreign, is_getitem
-from elaswave_fx.program.positions import READS_ROWS, WRITES_ROWS  # their places are judged there
+from elaswave_fx.program.positions import READS_ROWS, WRITES_ROWS, is_of_integers
 from elaswave_fx.program.samples import SampleAxes, SampleAxis, split_samples
 
 _WHATEVER_VALUES = (
@@ -32,15 +32,13 @@ _BY_PLACES = (*READS_ROWS, *WRITES_ROWS, "aten.index_fill", "aten.put", "aten.se
 
 _SCALE = 1e8  # above any bound, or below
 
-_Change = Callable[[torch.Tensor, int], torch.Tensor]
+_Change = Callable[[torch.Tensor, range], torch.Tensor]
 
 
-def _some_equal(tensor: torch.Tensor, entries: int) -> torch.Tensor:
-    """Values of the same range, of which some are equal; `entries`: as many as the largest argument has."""
-    if tensor.is_floating_point():
-        return (tensor * 7919.0).floor() % (entries | 1)
-    least, most = (int(each) for each in tensor.aminmax())
-    return (tensor - least) * 7919 % min(most - least + 1, entries | 1) + least
+def _some_equal(tensor: torch.Tensor, numbers: range) -> torch.Tensor:
+    """Some of `numbers`, of which some are equal: those of the arguments, at most as many as these have entries."""
+    hashed = (tensor * 7919.0).floor() if tensor.is_floating_point() else tensor * 7919
+    return hashed % len(numbers) + numbers.start
 
 
 _CHANGES: tuple[_Change, ...] = (
@@ -111,10 +109,18 @@ def _changed(
         return values
     if not whole.is_floating_point() and (is_foreign(node) or whole.is_complex()):
         return values  # integers may be places
-    entries = max(
-        value.numel() for value in map(runs[0].value, node.all_input_nodes) if isinstance(value, torch.Tensor)
-    )
-    new = change(whole.detach(), entries).to(whole.dtype)
+    new = change(whole.detach(), _numbers(runs[0], node)).to(whole.dtype)
     samples, dim = split_samples(new, axis), axis.axis + 1
     first = split_samples(values[1], axis).shape[dim]
     return [new, *(part.flatten(axis.axis, axis.axis + 2) for part in samples.tensor_split([first], dim))]
+
+
+def _numbers(run: BatchRun, node: fx.Node) -> range:
+    """Integers from the least one among a call's arguments on, at most as many as the largest argument has entries."""
+    tensors = [value for value in map(run.value, node.all_input_nodes) if isinstance(value, torch.Tensor)]
+    entries = max(value.numel() for value in tensors) | 1
+    bounds = [value.aminmax() for value in tensors if is_of_integers(value) and value.numel()]
+    if not bounds:
+        return range(entries)
+    least, most = min(int(low) for low, _ in bounds), max(int(high) for _, high in bounds)
+    return range(least, least + min(entries, most - least + 1))

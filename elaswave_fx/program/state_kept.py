@@ -16,10 +16,11 @@ SEED = 0x5DEECE66D
 
 @contextlib.contextmanager
 def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield parameters and buffers by name, and restore them afterwards, with their sizes."""
+    """Yield parameters and buffers by name, and restore them afterwards, with their sizes, and which are trained."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     before = {name: tensor.detach().clone() for name, tensor in (*parameters.items(), *buffers.items())}
     registered = [(module, dict(module._buffers)) for module in model.modules()]
+    trained = [(parameter, parameter.requires_grad) for parameter in parameters.values()]
     try:
         yield before
     finally:
@@ -33,6 +34,9 @@ def state_kept(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
                 if tensor.shape != before[name].shape:
                     tensor.data = before[name].clone()
                 tensor.copy_(before[name])
+        for parameter, flag in trained:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
         for tensor in buffers.values():
             if not tensor.is_leaf:  # it was updated from a tensor with a gradient
                 tensor.detach_()

@@ -321,3 +321,32 @@ def test_that_values_are_not_checked_while_training_is_said(tmp_path: Path, by: 
     words = [f"model._target_={__name__}.Spread", f"+model.by={by}", f"data._target_={__name__}.Vectors"]
     built = build(load_config([*words, "global_batch=4"]), tmp_path)
     assert f"model: values are checked by {name} at the start, and not while it trains" in built.artifact.notes
+
+
+class Layers(nn.Module):
+    """Forward changes a layer in its first call, and never again."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first = nn.Linear(2, 2)
+        self.gate: nn.Module | None = nn.Tanh()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.first(x) if self.gate is None else self.gate(self.first(x))
+        if self.how == "makes head" and not hasattr(self, "head"):
+            self.head = nn.Linear(2, 2)
+        if self.how == "removes gate":
+            self.gate = None
+        if self.how == "replaces gate" and isinstance(self.gate, nn.Tanh):
+            self.gate = nn.Identity()
+        if self.how == "replaces first.weight":
+            self.first.weight = nn.Parameter(self.first.weight.detach())
+        return h.square().sum(), torch.full((), x.shape[0])
+
+
+@pytest.mark.parametrize("how", ["makes head", "removes gate", "replaces gate", "replaces first.weight"])
+def test_layers_that_forward_changes_are_named(tmp_path: Path, how: str) -> None:
+    words = [f"model._target_={__name__}.Layers", f"+model.how='{how}'", f"data._target_={__name__}.Vectors"]
+    with pytest.raises(CaptureError, match=f"forward {how} of Layers: .*a way out is to do that in the constructor"):
+        build(load_config([*words, "global_batch=4", "steps=9"]), tmp_path)

@@ -496,6 +496,22 @@ class LazyList(Held):
         return 1.0 if len(self.held.losses) < 45 else 0.5
 
 
+class Unfreezing(Held):
+    """Trains its first layer after 30 calls."""
+
+    def scale(self) -> Any:
+        self.held += 1
+        if self.held == 30:
+            self.get_submodule("layers.0").requires_grad_(True)
+        return 1.0
+
+
+def unfreezing() -> nn.Module:
+    model = Unfreezing(0)
+    model.get_submodule("layers.0").requires_grad_(False)
+    return model
+
+
 def late(count: Callable[[], int]) -> Callable[[], nn.Module]:
     """A model that multiplies by something else after 60 calls, counted where nothing looks: a capture makes fewer."""
 
@@ -560,6 +576,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
         lambda: Annealed(0),
         r"held of the model \(Annealed\) in Annealed.scale, line \d+ of test_python_state.py \(self.h",
     ),
+    (unfreezing, r"changes held of the model \(Unfreezing\)"),
     (ByManager, r"changes made.calls of class Manager in Manager.get"),
     (BySettings, r"changes settings\['calls'\] of class Manager in BySettings.scale"),
     (ByMetaclass, r"changes instances\[.*Kept.*\].calls of class KeepsInstances"),
