@@ -113,7 +113,8 @@ def _refuse_other_evaluation(config: Config, built: Built) -> None:
     if built.source.eval_batches and not built.artifact.evaluation_exact:
         raise ConfigError(
             f"eval.every={config.eval.every}: the model computes something else in evaluation mode than dropout and "
-            "batch norm explain, has no loss there, or changes parameters or buffers in it; nearest valid: eval.every=0"
+            "batch norm explain, keeps a dropout there (training=self.training ends it), has no loss there, or changes "
+            "parameters or buffers in it; nearest valid: eval.every=0"
         )
 
 

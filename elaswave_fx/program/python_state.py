@@ -81,6 +81,7 @@ class _Trial:
         self.batch = batch
         self.held = held
         self.most: int | None = None
+        self.gradients = any(_names(function, "register_hook") for function in held.functions)
 
     def run(self) -> None:
         try:
@@ -133,7 +134,7 @@ class _Trial:
         """Record a call as in the first step of an epoch, and restore parameters and buffers."""
         with state_kept(self.model):
             self.model.train()
-            return record(self.model, self.batch, self.most)
+            return record(self.model, self.batch, self.most, self.gradients)
 
     def _refuse_changes(self) -> None:
         """Refuse state that a second call changes, where calls cannot be compared. The capture refuses calls that also

@@ -496,6 +496,25 @@ class LazyList(Held):
         return 1.0 if len(self.held.losses) < 45 else 0.5
 
 
+class HookedLate(Held):
+    """Changes gradients by a hook, after 30 calls."""
+
+    def hook(self, grad: Tensor) -> Tensor | None:
+        return 0.1 * grad
+
+    def features(self, x: Tensor) -> Tensor:
+        h = super().features(x)
+        self.held += 1
+        if self.held >= 30:
+            h.register_hook(self.hook)
+        return h
+
+
+class LookedAtLate(HookedLate):
+    def hook(self, grad: Tensor) -> None:
+        del grad
+
+
 class Unfreezing(Held):
     """Trains its first layer after 30 calls."""
 
@@ -576,6 +595,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
         lambda: Annealed(0),
         r"held of the model \(Annealed\) in Annealed.scale, line \d+ of test_python_state.py \(self.h",
     ),
+    (lambda: HookedLate(0), r"changes held of the model \(HookedLate\)"),
     (unfreezing, r"changes held of the model \(Unfreezing\)"),
     (ByManager, r"changes made.calls of class Manager in Manager.get"),
     (BySettings, r"changes settings\['calls'\] of class Manager in BySettings.scale"),
@@ -744,6 +764,7 @@ TAKEN: list[Callable[[], nn.Module]] = [
     LazyMask,
     LazyLog,
     Hooked,
+    lambda: LookedAtLate(0),
     lambda: Cached({}),
     lambda: ClearsGradients(0),
     lambda: EpochsUnread(0),
