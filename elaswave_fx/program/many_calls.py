@@ -23,9 +23,9 @@ from elaswave_fx.program.batch_run import is_close
 from elaswave_fx.program.state_kept import SEED, state_kept
 
 _BUDGET_S, _FEW, _MOST = 0.2, 64, 2000
-"""Bounds of calls in a row: seconds; calls that are made even if they take some times longer; calls that cost next to
+"""Bounds of calls in a row: seconds of processor time; calls that may take a little more; calls that cost next to
 nothing."""
-_LONGER = 5
+_LITTLE_MORE_S, _WAITING_S = 0.05, 1.0
 
 
 def numbers_in_time() -> Iterator[int]:
@@ -36,7 +36,7 @@ def numbers_in_time() -> Iterator[int]:
         if number >= 16 and number % 16:
             continue  # asking for the time takes as long as a small call
         waited, worked = time.monotonic() - began_s, time.process_time() - worked_s
-        if waited > _LONGER * _BUDGET_S or (worked > _BUDGET_S and number >= _FEW):
+        if waited > _WAITING_S or worked > _BUDGET_S + (_LITTLE_MORE_S if number < _FEW else 0.0):
             return
 
 
