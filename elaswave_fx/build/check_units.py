@@ -103,7 +103,7 @@ def _reason(program: Program, artifact: Artifact) -> str:
                           if isinstance(value_of(node), torch.Tensor))  # fmt: skip
     apart = [name for name in names if name.startswith("aten.") and name.replace(".", "::", 1) not in called]
     own = dict.fromkeys(str(node.target) for node in calls(program.graph.graph) if is_foreign(node))
-    drawn = f", or {' or '.join(own)} draws random numbers of its own, which are arguments" if own else ""
+    drawn = f", or {' or '.join(own)} draws random numbers itself, which it has to get as an argument" if own else ""
     return (
         "torch takes an operator apart into others that compute something else "
         f"(among them {', '.join(apart[-3:]) or 'none'}){drawn}; a way out is to write that part with other operators"

@@ -24,7 +24,7 @@ from elaswave_fx.errors import CaptureError, ConfigError, DataError, ElasWaveErr
 from elaswave_fx.optim.learning_rate import make_schedule
 from elaswave_fx.optim.optimizer import make_optimizer, step_hypers
 from elaswave_fx.program.held_state import HeldState
-from elaswave_fx.program.many_calls import ManyCalls, numbers_in_time
+from elaswave_fx.program.many_calls import ManyCalls, numbers_within_budget
 from elaswave_fx.program.state_kept import state_kept
 
 _OTHERS = "the schedule, the dataset or the optimizer"
@@ -32,12 +32,17 @@ _WAY_OUT = "a way out is a field of the samples, or a buffer that forward update
 
 
 def refuse_shared_state(
-    config: Config, source: Source, model: nn.Module, batch: dict[str, torch.Tensor], computed: str
+    config: Config,
+    source: Source,
+    model: nn.Module,
+    batch: dict[str, torch.Tensor],
+    computed: str,
+    take_step: Callable[[int], None],
 ) -> None:
     """Raise CaptureError where forward depends on what other parts change. `computed`: `computed_text` of before."""
     held = HeldState(model)
     try:
-        _stepper(config)(config.steps - 1)
+        take_step(config.steps - 1)
         load_batch(source.dataset, source.train, config.global_batch, 1)
         changes = held.changes()
         if changes and computed_text(model, batch) != computed:
@@ -49,19 +54,24 @@ def refuse_shared_state(
         held.restore()
 
 
-def refuse_changes_in_steps(config: Config, source: Source, model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+def refuse_changes_in_steps(
+    config: Config,
+    source: Source,
+    model: nn.Module,
+    batch: dict[str, torch.Tensor],
+    take_step: Callable[[int], None],
+) -> None:
     """Call the user's parts and forward in turn many times, as in a loop of one process. Raise DataError where samples
     change, CaptureError where forward computes something else."""
     users = source.dataset.users
     if users is None and "target" not in (config.schedule.name, config.optimizer.name):
         return
     held = HeldState(model)
-    take_step = _stepper(config)
     try:
         with state_kept(model), contextlib.redirect_stdout(io.StringIO()):
             samples = {index: source.dataset.sample(index) for index in (0, len(source.dataset) // 3)}
             calls = ManyCalls(model, batch)
-            for number in numbers_in_time():
+            for number in numbers_within_budget():
                 take_step(number % config.steps)
                 _refuse_other_samples(source.dataset, users, samples, number)
                 if calls.differ():
@@ -74,7 +84,8 @@ def refuse_changes_in_steps(config: Config, source: Source, model: nn.Module, ba
         held.restore()
 
 
-def _stepper(config: Config) -> Callable[[int], None]:
+def make_stepper(config: Config) -> Callable[[int], None]:
+    """A function that asks the schedule and the optimizer for their values at a step."""
     schedule, optimizer = make_schedule(config.schedule, config.steps), make_optimizer(config.optimizer)
 
     def take_step(step: int) -> None:

@@ -22,13 +22,11 @@ from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.batch_run import is_close
 from elaswave_fx.program.state_kept import SEED, state_kept
 
-_BUDGET_S, _FEW, _MOST = 0.2, 64, 2000
-"""Bounds of calls in a row: seconds of processor time; calls that may take a little more; calls that cost next to
-nothing."""
-_LITTLE_MORE_S, _WAITING_S = 0.05, 1.0
+_WORKED_S, _WAITED_S, _MOST = 0.25, 1.0, 2000
+"""Bounds of calls in a row: seconds of processor time; of waiting; calls that cost next to nothing."""
 
 
-def numbers_in_time() -> Iterator[int]:
+def numbers_within_budget() -> Iterator[int]:
     """1, 2, 3 … until the bounds are reached: of processor time, as others use the machine too, and of waiting."""
     began_s, worked_s = time.monotonic(), time.process_time()
     for number in range(1, _MOST):
@@ -36,7 +34,7 @@ def numbers_in_time() -> Iterator[int]:
         if number >= 16 and number % 16:
             continue  # asking for the time takes as long as a small call
         waited, worked = time.monotonic() - began_s, time.process_time() - worked_s
-        if waited > _WAITING_S or worked > _BUDGET_S + (_LITTLE_MORE_S if number < _FEW else 0.0):
+        if waited > _WAITED_S or worked > _WORKED_S:
             return
 
 
@@ -50,7 +48,7 @@ class ManyCalls:
 
     def refuse_changes(self) -> None:
         """Raise CaptureError if a later call returns something else than the first."""
-        for number in numbers_in_time():
+        for number in numbers_within_budget():
             if self.differ():
                 raise CaptureError(
                     f"model: {type(self._model).__name__} computes something else after {number} calls with the same "

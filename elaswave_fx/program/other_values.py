@@ -8,6 +8,7 @@ an operator of one's own that clips by a norm over the batch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,19 +33,19 @@ _BY_PLACES = (*READS_ROWS, *WRITES_ROWS, "aten.index_fill", "aten.put", "aten.se
 
 _SCALE = 1e8  # above any bound, or below
 
-_Change = Callable[[torch.Tensor, range], torch.Tensor]
+_Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _some_equal(tensor: torch.Tensor, numbers: range) -> torch.Tensor:
-    """Some of `numbers`, of which some are equal: those of the arguments, at most as many as these have entries."""
+    """Entries hashed to `numbers`, so that some become equal."""
     hashed = (tensor * 7919.0).floor() if tensor.is_floating_point() else tensor * 7919
     return hashed % len(numbers) + numbers.start
 
 
-_CHANGES: tuple[_Change, ...] = (
-    lambda tensor, _: tensor * _SCALE if tensor.is_floating_point() else tensor,
-    lambda tensor, _: tensor / _SCALE if tensor.is_floating_point() else tensor,
-    lambda tensor, _: tensor.sign() if tensor.is_floating_point() else tensor,
+_CHANGES: tuple[Callable[..., torch.Tensor], ...] = (
+    lambda tensor, numbers: tensor * _SCALE if tensor.is_floating_point() else tensor,
+    lambda tensor, numbers: tensor / _SCALE if tensor.is_floating_point() else tensor,
+    lambda tensor, numbers: tensor.sign() if tensor.is_floating_point() else tensor,
     _some_equal,
 )
 
@@ -56,7 +57,8 @@ def joins_for_other_values(
     fails say nothing. The arguments' values are known in `runs`: a batch and its two parts."""
     if not _may_depend_on_values(node):
         return True
-    return all(_joins(node, axes, runs, change, tolerance) for change in _CHANGES)
+    numbers = _numbers(runs[0], node)
+    return all(_joins(node, axes, runs, partial(change, numbers=numbers), tolerance) for change in _CHANGES)
 
 
 def parts_join(values: Sequence[torch.Tensor], axis: SampleAxis, tolerance: float) -> bool:
@@ -109,7 +111,7 @@ def _changed(
         return values
     if not whole.is_floating_point() and (is_foreign(node) or whole.is_complex()):
         return values  # integers may be places
-    new = change(whole.detach(), _numbers(runs[0], node)).to(whole.dtype)
+    new = change(whole.detach()).to(whole.dtype)
     samples, dim = split_samples(new, axis), axis.axis + 1
     first = split_samples(values[1], axis).shape[dim]
     return [new, *(part.flatten(axis.axis, axis.axis + 2) for part in samples.tensor_split([first], dim))]
@@ -118,7 +120,7 @@ def _changed(
 def _numbers(run: BatchRun, node: fx.Node) -> range:
     """Integers from the least one among a call's arguments on, at most as many as the largest argument has entries."""
     tensors = [value for value in map(run.value, node.all_input_nodes) if isinstance(value, torch.Tensor)]
-    entries = max(value.numel() for value in tensors) | 1
+    entries = max((value.numel() for value in tensors), default=0) | 1
     bounds = [value.aminmax() for value in tensors if is_of_integers(value) and value.numel()]
     if not bounds:
         return range(entries)
