@@ -45,6 +45,8 @@ differently; distance from the uniform distribution above which bytes carry data
 _MOST_OF_TEXT, _LEAST_OF_LOW = 247, 250
 """Largest byte of text; lower bytes of ids above 255 reach the second number."""
 
+_UPPER, _CHANCE = 8, 1e-9
+"""Distinct upper bytes of a large vocabulary; chance at which its ids avoid all larger lower bytes."""
 
 _FLOATS, _ORDINARY = 0.99, (1e-6, 1e6)
 """Values are floats if this share is 0 or within these limits; a fifth of random pairs of ids would be."""
@@ -152,8 +154,10 @@ def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
     halves = _view(examined, np.dtype(f"<u{width // 2}"), width).reshape(-1, 2)
     low, high = int(halves[:, 0].max()), int(halves[:, 1].max())
     if width == 2:
+        large = np.unique(_view(examined, dtype)[halves[:, 1] > 0])
+        bounded = len(np.unique(large >> 8)) >= _UPPER and ((low + 1) / 256) ** len(large) < _CHANCE
         of_bytes = low <= _MOST_OF_TEXT or _distance(halves, np.arange(256)) > _UNEVEN
-        alike = len(halves) >= _PAIRS and high and of_bytes and _distance(*halves.T) < _ALIKE
+        alike = bounded or (len(halves) >= _PAIRS and high and of_bytes and _distance(*halves.T) < _ALIKE)
         return f"both bytes of ids (up to {low} and {high}) are used alike, as of two ids in one" if alike else None
     if high == 0 or high * _OF_HALF < low or len(halves) < _LEAST:
         return None

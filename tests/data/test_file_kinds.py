@@ -240,6 +240,7 @@ def test_flat_files_of_another_width(
 CHARACTERS = np.random.default_rng(1).choice(65, 4000, p=np.arange(65) / np.arange(65).sum()).astype("u1")
 TEXT_IDS = np.unique(np.frombuffer(Path(__file__).read_bytes()[:8000], "u1"), return_inverse=True)[1].astype("u1")
 SAMPLES_OF_SOUND = np.random.default_rng(1).normal(128, 40, 8000).clip(0, 255).astype("u1")
+LARGE = np.random.default_rng(0).integers(0, 128_256, 20_000)
 USED_ALIKE = "both bytes of ids .* are used alike.*; nearest valid: data.dtype=uint8"
 
 
@@ -258,6 +259,10 @@ USED_ALIKE = "both bytes of ids .* are used alike.*; nearest valid: data.dtype=u
         ),
         (TEXT_IDS, "uint16", USED_ALIKE),
         (SAMPLES_OF_SOUND, "uint16", USED_ALIKE),
+        (np.tile(TEXT_IDS[:86], 80), "uint16", USED_ALIKE),
+        (np.tile(TEXT_IDS[:86], 80), "uint32", "data.dtype=uint8"),
+        (TEXT_IDS[:400], "uint16", USED_ALIKE),
+        ((LARGE % 250).astype("u1")[:3000], "uint16", USED_ALIKE),
         (CHARACTERS, "uint32", "the upper half of ids .*; nearest valid: data.dtype=uint8"),
         (
             (np.arange(4000) * 7919 % 500).astype("<u2"),
@@ -266,15 +271,24 @@ USED_ALIKE = "both bytes of ids .* are used alike.*; nearest valid: data.dtype=u
         ),
         ((np.arange(4000) * 7919 % 5000).astype("<u2"), "uint8", "second token is at most 19, .*: data.dtype=uint16"),
     ],
-    ids=["characters", "padded", "text", "sound", "characters as uint32", "500 ids", "5000 ids"],
+    ids=[
+        "characters",
+        "padded",
+        "text",
+        "sound",
+        "repeated",
+        "repeated as uint32",
+        "short",
+        "random",
+        "characters as uint32",
+        "500 ids",
+        "5000 ids",
+    ],
 )
 def test_bytes_are_not_read_as_ids_of_two(tokens: np.ndarray, read: str, words: str, tmp_path: Path) -> None:
     tokens.tofile(tmp_path / "x.bin")
     with pytest.raises(DataError, match=f"cannot be tokens of data.dtype={read}: .*{words}"):
         opened("memmap", tmp_path / "x.bin", f"data.dtype={read}")
-
-
-LARGE = np.random.default_rng(0).integers(0, 128_256, 20_000)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +305,8 @@ LARGE = np.random.default_rng(0).integers(0, 128_256, 20_000)
         (TEXT_IDS, "uint8"),
         (np.repeat((LARGE % 200).astype("<u2"), 3), "uint16"),
         (np.where(LARGE < 64_000, 0, LARGE % 500).astype("<u2"), "uint16"),
+        (np.where(LARGE % 9 == 0, 256 + LARGE % 100, 32 + LARGE % 90).astype("<u2"), "uint16"),
+        (np.tile(LARGE[:40] % 50257, 300).astype("<u2"), "uint16"),
     ],
     ids=[
         "small",
@@ -304,6 +320,8 @@ LARGE = np.random.default_rng(0).integers(0, 128_256, 20_000)
         "text",
         "repeated",
         "half padding",
+        "bytes and marks",
+        "repeated words",
     ],
 )
 def test_flat_files_of_their_own_width_are_read(tokens: np.ndarray, read: str, tmp_path: Path) -> None:
