@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from elaswave_fx.build.unit_sequence import UnitSequence
+from elaswave_fx.errors import ExecError
 from elaswave_fx.program.artifact import Artifact
 from elaswave_fx.program.sums import not_summed, sum_holds
 from elaswave_fx.program.trial_values import told_apart
@@ -36,7 +37,7 @@ def adds_up(
         return True  # it runs granule by granule
     try:
         return _adds_up(artifact, constants, state, batches)
-    except RuntimeError:
+    except (RuntimeError, ExecError):
         return False  # labels out of range, for example, which the capture reports
 
 

@@ -10,6 +10,7 @@ Separate from builder.py, so that a cached program starts without torch.export a
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,9 @@ from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.same_branches import note_of_compiled_branch
 from elaswave_fx.program.state_kept import buffer_sizes, refuse_other_buffers, state_kept
 from elaswave_fx.program.value_checks import note_of_unchecked
+
+_FOREIGN_LABEL = re.compile(r"Target -?\d+ is out of bounds")
+"""torch's message for a label beyond the logits."""
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
@@ -135,9 +139,12 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
                 "samples"
             ) from error
         fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
+        takes = "forward takes them by these names, samples first, a multiple of parallel.granule at once"
+        if _FOREIGN_LABEL.search(reason):
+            takes = "that label is none of the model's classes, for model=hf of model.config.num_labels"
         raise CaptureError(
             f"model: {type(model).__name__} does not run{failing_line(error)} on the fields of the data, {fields}: "
-            f"{reason}; forward takes them by these names, samples first, a multiple of parallel.granule at once"
+            f"{reason}; {takes}"
         ) from error
     check_output(output)
 

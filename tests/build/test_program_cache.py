@@ -108,6 +108,30 @@ def test_a_program_from_the_cache_is_tried_on_other_data(over_mean: bool, tmp_pa
     assert built(1) == ("program from the cache", coupled)
 
 
+class Classifier(nn.Linear):
+    """Of two classes, by the weights of `WeightedVectors` less one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+
+    def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        losses = nn.functional.cross_entropy(super().forward(x), weight - 1, reduction="none")
+        return losses.sum(), torch.ones_like(losses).sum()
+
+
+def test_labels_beyond_the_classes_are_named_also_where_the_program_is_cached(tmp_path: Path) -> None:
+    def built(second: int) -> str:
+        words = [
+            f"model._target_={__name__}.Classifier", f"data._target_={__name__}.WeightedVectors",
+            f"data.second={second}", "global_batch=4", f"cache.dir={tmp_path}",
+        ]  # fmt: skip
+        return build(load_config(words), None).origin
+
+    assert built(2) == "program captured"
+    with pytest.raises(ConfigError, match="IndexError: Target 6 is out of bounds; that label is none of the model's"):
+        built(7)
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": truncate,
     "empty": lambda folder: (folder / "artifact.json").write_text(""),
