@@ -24,6 +24,7 @@ from elaswave_fx.build.program_cache import (
     writing_program,
 )
 from elaswave_fx.build.program_key import computed_text, program_key
+from elaswave_fx.build.sample_types import refuse_other_types
 from elaswave_fx.build.shared_state import make_stepper, refuse_changes_in_steps, refuse_shared_state
 from elaswave_fx.build.state_dict import state_dict_names
 from elaswave_fx.checkpoint.initial_state import save_state
@@ -85,6 +86,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     with python_state_kept(model), layers_kept(model):
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
+    refuse_other_types(source.dataset, model, batches[0])
     take_step = make_stepper(config)  # once: a user's optimizer is checked when it is made
     refuse_shared_state(config, source, model, batches[0], computed, take_step)
     key = program_key(config, model_print, batches[0], code, computed)

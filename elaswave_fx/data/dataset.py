@@ -109,6 +109,10 @@ class Dataset(ABC):
         """The sample at `index`, 0 <= index < len. `key` seeds what is drawn for each use of the sample; None: a key of
         the index. Raises `DataError` if it has another form than the first sample."""
 
+    def given(self, index: int, key: int | None = None) -> Sample:
+        """The sample in the types of the foreign code that made it, if any, before they are widened."""
+        return self.sample(index, key)
+
     def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         """The samples at `indices`, stacked; datasets that load batches faster override this."""
         keys = keys_of(indices) if keys is None else keys
@@ -200,6 +204,9 @@ class UserDataset(WrappedDataset):
 
     def sample(self, index: int, key: int | None = None) -> Sample:
         return self._code.run(lambda: self._wrapped.sample(index, key))
+
+    def given(self, index: int, key: int | None = None) -> Sample:
+        return self._code.run(lambda: self._wrapped.given(index, key))
 
     def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
         return self._code.run(lambda: self._batch(indices, keys_of(indices) if keys is None else keys))
@@ -302,11 +309,17 @@ class MapDataset(Dataset):
         return (*rounded_notes(first), *notes_of_palettes(first), *unused, *unkeyed)
 
     def sample(self, index: int, key: int | None = None) -> Sample:
+        return {name: widened(value, self._place(name)) for name, value in self.given(index, key).items()}
+
+    def given(self, index: int, key: int | None = None) -> Sample:
         named = self._item(index, key).items()
-        made = {name: as_tensor(value, f"data._target_={self._name}: field {name}") for name, value in named}
+        made = {name: plain_tensor(value, self._place(name)) for name, value in named}
         if self.vocab_size is not None:
             self._refuse_foreign_ids(made, index, self.vocab_size)
         return made
+
+    def _place(self, field: str) -> str:
+        return f"data._target_={self._name}: field {field}"
 
     def _refuse_foreign_ids(self, sample: Sample, index: int, vocab_size: int) -> None:
         for name in set(ID_FIELDS) & sample.keys():
@@ -409,8 +422,12 @@ def _is_rounded(value: Any) -> bool:
 
 
 def as_tensor(value: Any, place: str) -> Tensor:
-    """Numbers, arrays and nested lists as tensors: whole numbers int64, others float32, bool and uint8 unchanged. They
-    own their memory, as a dataset may fill one buffer for all samples."""
+    """Numbers, arrays and nested lists as tensors in the types of samples, see `widened`."""
+    return widened(plain_tensor(value, place), place)
+
+
+def plain_tensor(value: Any, place: str) -> Tensor:
+    """Numbers, arrays and nested lists as tensors."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(_array(value))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -420,13 +437,18 @@ def as_tensor(value: Any, place: str) -> Tensor:
         raise DataError(f"{place}: is a {kind} tensor; samples are plain tensors with values")
     if tensor.layout != torch.strided:
         raise DataError(f"{place}: a tensor of layout {tensor.layout}; give it as .to_dense()")
-    if tensor.dtype == torch.uint64 and bool((tensor.view(torch.int64) < 0).any()):
-        raise DataError(f"{place}: whole numbers of 2**63 and more are not supported")
-    tensor = tensor.detach()
-    if tensor.dtype in (torch.bool, torch.uint8):
-        return tensor.clone()
     if tensor.dtype.is_complex:
         raise DataError(f"{place}: complex numbers are not supported")
+    return tensor.detach()
+
+
+def widened(tensor: Tensor, place: str) -> Tensor:
+    """Whole numbers as int64, others as float32, bool and uint8 unchanged. They own their memory, as a dataset may fill
+    one buffer for all samples."""
+    if tensor.dtype == torch.uint64 and bool((tensor.view(torch.int64) < 0).any()):
+        raise DataError(f"{place}: whole numbers of 2**63 and more are not supported")
+    if tensor.dtype in (torch.bool, torch.uint8):
+        return tensor.clone()
     made = tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64, copy=True)
     if tensor.dtype == torch.float64 and bool((made.isinf() & tensor.isfinite()).any()):
         raise DataError(f"{place}: holds {float(tensor[tensor.isfinite()].abs().max()):g}, {BEYOND_FLOAT32}")

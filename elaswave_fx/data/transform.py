@@ -18,7 +18,7 @@ from torch import nn
 
 from elaswave_fx.config.keys import Options
 from elaswave_fx.config.targets import import_target, instantiate, parameters_of
-from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, as_tensor, rounded_notes
+from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, plain_tensor, rounded_notes, widened
 from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.data.order import key_of
 from elaswave_fx.data.user_code import UserCode
@@ -63,12 +63,18 @@ class TransformedDataset(WrappedDataset):
         return (*self._wrapped.notes, *(line for line in rounded if line not in self._wrapped.notes))
 
     def sample(self, index: int, key: int | None = None) -> Sample:
+        return {name: widened(value, self._place(name)) for name, value in self.given(index, key).items()}
+
+    def given(self, index: int, key: int | None = None) -> Sample:
         made = self._made(index, key)
-        return {str(name): as_tensor(value, f"{self._transform.name}: field {name}") for name, value in made.items()}
+        return {str(name): plain_tensor(value, self._place(str(name))) for name, value in made.items()}
+
+    def _place(self, field: str) -> str:
+        return f"{self._transform.name}: field {field}"
 
     def _made(self, index: int, key: int | None) -> Mapping[str, Any]:
         # It may write into its argument, and fields of a sample may share memory.
-        given = {name: tensor.clone() for name, tensor in self._wrapped.sample(index, key).items()}
+        given = {name: tensor.clone() for name, tensor in self._wrapped.given(index, key).items()}
         drawn = {_RNG: self._generator(index, key)} if self._transform.draws else {}
         with self._code.watched(self._transform.name, f"sample {index}"):
             made = self._transform.call(given, **drawn)

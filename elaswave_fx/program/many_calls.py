@@ -44,7 +44,7 @@ class ManyCalls:
 
     def __init__(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
         self._model, self._batch = model, batch
-        self._first = self._call()
+        self._first = results(model, batch)
 
     def refuse_changes(self) -> None:
         """Raise CaptureError if a later call returns something else than the first."""
@@ -58,25 +58,32 @@ class ManyCalls:
 
     def differ(self) -> bool:
         """Whether another call returns something else than the first; a call that fails returns nothing."""
-        found = self._call()
-        if not found or not self._first:
-            return False
-        return len(found) != len(self._first) or not all(map(_is_equal, found, self._first))
+        return are_unlike(results(self._model, self._batch), self._first)
 
-    def _call(self) -> list[torch.Tensor]:
-        inputs = {name: tensor.clone() for name, tensor in self._batch.items()}
-        found: list[torch.Tensor] = []
-        with (
-            state_kept(self._model),
-            torch.random.fork_rng(devices=()),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.suppress(Exception),  # of the user's code; the capture tells why it fails
-            _without_compiling(),
-        ):
-            torch.default_generator.manual_seed(SEED)
-            self._model.train()
-            found = [each.detach() for each in tree_leaves(self._model(**inputs)) if isinstance(each, torch.Tensor)]
-        return found
+
+def results(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that a call returns, with the draws of any other; none if it fails. Parameters and buffers are
+    restored."""
+    inputs = {name: tensor.clone() for name, tensor in batch.items()}
+    found: list[torch.Tensor] = []
+    with (
+        state_kept(model),
+        torch.random.fork_rng(devices=()),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(Exception),  # of the user's code; the capture tells why it fails
+        _without_compiling(),
+    ):
+        torch.default_generator.manual_seed(SEED)
+        model.train()
+        found = [each.detach() for each in tree_leaves(model(**inputs)) if isinstance(each, torch.Tensor)]
+    return found
+
+
+def are_unlike(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    """Whether two calls return something else; one that failed tells nothing."""
+    if not some or not others:
+        return False
+    return len(some) != len(others) or not all(map(_is_equal, some, others))
 
 
 def _without_compiling() -> AbstractContextManager[object]:

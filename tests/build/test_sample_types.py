@@ -1,0 +1,99 @@
+"""Types that samples have before they are widened: what computes something else with them is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from elaswave_fx.build.builder import build
+from elaswave_fx.config.compose import load_config
+from elaswave_fx.data import open_source
+from elaswave_fx.errors import CaptureError
+
+KINDS = {"int16": torch.int16, "int32": torch.int32, "float16": torch.float16, "int8": torch.int8,
+         "float64": torch.float64}  # fmt: skip
+
+
+class Sound(Dataset[dict[str, Tensor]]):
+    def __init__(self, stored: str) -> None:
+        self.kind = KINDS[stored]
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": (torch.linspace(-90, 90, 4) + index).to(self.kind)}
+
+
+def by_limit(x: Tensor) -> Tensor:
+    return x.float() / torch.iinfo(x.dtype).max
+
+
+def by_type(x: Tensor) -> Tensor:
+    return x.float() / 32768 if x.dtype == torch.int16 else x.float()
+
+
+def hashed(x: Tensor) -> Tensor:
+    return (((x * 22695477 + 1) >> 8) % 32).float()
+
+
+def squared(x: Tensor) -> Tensor:
+    return (x * x).float()
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x.float() / 32768
+
+
+def looked_up(x: Tensor) -> Tensor:
+    return nn.functional.one_hot((x + 200).clamp(0, 1)[:, 0], 4).float()
+
+
+WAYS = {each.__name__: each for each in (by_limit, by_type, hashed, squared, scaled, looked_up)}
+
+
+class Net(nn.Linear):
+    def __init__(self, way: str) -> None:
+        super().__init__(4, 2)
+        self.way = way
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        losses = super().forward(WAYS[self.way](x)).square().sum(1)
+        return losses.sum(), torch.ones_like(losses).sum()
+
+
+def words(way: str, kind: str) -> list[str]:
+    return [f"model._target_={__name__}.Net", f"model.way={way}", f"data._target_={__name__}.Sound",
+            f"data.stored={kind}", "global_batch=4"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [("by_limit", "int16"), ("by_limit", "int8"), ("by_type", "int16"), ("hashed", "int32"), ("squared", "int8")],
+)
+def test_what_looks_at_the_type_of_samples_is_refused(way: str, kind: str, tmp_path: Path) -> None:
+    why = f"Net computes something else with the types of the dataset: forward gets x as int64, not {kind}; a way out"
+    with pytest.raises(CaptureError, match=why):
+        build(load_config(words(way, kind)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"), [("scaled", "int16"), ("scaled", "float16"), ("scaled", "float64"), ("looked_up", "int32")]
+)
+def test_what_computes_the_same_is_built(way: str, kind: str, tmp_path: Path) -> None:
+    assert build(load_config(words(way, kind)), tmp_path).artifact.units
+
+
+def halved(sample: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As audio libraries scale whole numbers."""
+    return {"x": by_limit(sample["x"])}
+
+
+def test_a_transform_gets_the_types_of_the_dataset() -> None:
+    config = load_config([*words("scaled", "int16"), f"data.transform._target_={__name__}.halved"])
+    sample = open_source(config).dataset.sample(3)["x"]
+    assert torch.allclose(sample, Sound("int16")[3]["x"].float() / 32767)
