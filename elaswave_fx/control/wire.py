@@ -34,6 +34,9 @@ from elaswave_fx.control.protocol.messages import (
     Granted,
     Heartbeat,
     JoinRequest,
+    Members,
+    MembersRequest,
+    MembersWanted,
     MustStay,
     NumberWanted,
     Over,
@@ -57,16 +60,16 @@ from elaswave_fx.plan.work.topology import Rank
 OfRank = Heartbeat | Prepared | Ended | Gone | ProbeStore | RankReport
 """Messages from ranks to the coordinator."""
 
-Question = JoinRequest | Fetch | Reshape
-"""Requests of a process without a number."""
+Question = JoinRequest | Fetch | MembersRequest | Reshape
+"""Requests on a connection of its own, which belongs to no rank; one at a time."""
 
-Answer = Welcome | FilePart | Granted | Refused
+Answer = Welcome | FilePart | Members | Granted | Refused
 """Answers to these requests."""
 
 Message = OfRank | MemberInfo | Question | Answer | Ack | Prepare | Activate | MustStay | Over | StoreSeen
 """All messages between a rank or a joiner and the coordinator."""
 
-Wanted = NumberWanted | PartWanted | ReshapeWanted
+Wanted = NumberWanted | PartWanted | MembersWanted | ReshapeWanted
 """A request as an event of the coordinator."""
 
 Heard = OfRank | Connected | Disconnected | Wanted
@@ -85,8 +88,8 @@ DIAL_S = 1.0
 """Timeout of a connection attempt: lost SYNs are resent only late."""
 
 _KINDS = (
-    MemberInfo, JoinRequest, Fetch, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, RankReport, Ack, Prepare,
-    Activate, MustStay, Over, StoreSeen, Refused, Welcome, FilePart, Granted,
+    MemberInfo, JoinRequest, Fetch, MembersRequest, Reshape, Heartbeat, Prepared, Ended, Gone, ProbeStore, RankReport,
+    Ack, Prepare, Activate, MustStay, Over, StoreSeen, Refused, Welcome, FilePart, Members, Granted,
 )  # fmt: skip
 _DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
@@ -245,7 +248,7 @@ class _Connection:
         self.rank: Rank | None = None
         self.asked: tuple[Hello, bytes] | None = None  # its hello, and our challenge
         self.proved = False
-        self.name: int | None = None  # of a joiner, after its first request
+        self.name: int | None = None  # of an asker, after its first request
         self.asks = False  # a request is unanswered
         self.refused = False  # the reason was sent; further input is ignored
 
@@ -271,7 +274,7 @@ class CoordinatorSocket:
         self._poll.register(self._listener, select.EPOLLIN)
         self._connections: dict[int, _Connection] = {}  # by file descriptor, oldest first
         self._of_rank: dict[int, _Connection] = {}  # the newest of each rank
-        self._joiners: dict[int, _Connection] = {}  # by name
+        self._askers: dict[int, _Connection] = {}  # by name
         self._names = itertools.count()
         self._last: tuple[Message | None, bytes] = (None, b"")  # a message to all ranks is encoded once
         self.refused = 0
@@ -290,9 +293,9 @@ class CoordinatorSocket:
         connection.stream.send(self._last[1])
         self._watch(connection)
 
-    def answer(self, joiner: int, message: Answer) -> None:
-        """Answer a process without a number; no-op if it has disconnected. A refused one then closes its end."""
-        connection = self._joiners.get(joiner)
+    def answer(self, asker: int, message: Answer) -> None:
+        """Answer a request; no-op if its connection has closed. A refused asker then closes its end."""
+        connection = self._askers.get(asker)
         if connection is None or not connection.asks:
             return
         connection.asks = False
@@ -392,10 +395,12 @@ class CoordinatorSocket:
             raise CommError("control: somebody asks again before the answer is there")
         if connection.name is None:
             connection.name = next(self._names)
-            self._joiners[connection.name] = connection
+            self._askers[connection.name] = connection
         connection.asks = True
         if isinstance(question, Fetch):
             return PartWanted(connection.name, question)
+        if isinstance(question, MembersRequest):
+            return MembersWanted(connection.name, question.info)
         if isinstance(question, Reshape):
             wrong = fault_of_reshape(question)
             if wrong is not None:
@@ -445,7 +450,7 @@ class CoordinatorSocket:
 
     def _drop(self, connection: _Connection) -> None:
         if connection.name is not None:
-            self._joiners.pop(connection.name, None)
+            self._askers.pop(connection.name, None)
         del self._connections[connection.stream.fileno()]
         self._poll.unregister(connection.stream)
         connection.stream.close()

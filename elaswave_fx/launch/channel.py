@@ -2,11 +2,11 @@
 `control/wire.py`: MessagePack, `[kind, fields]`.
 
     launcher, child = Channel.pair()
-    child.send("hello", port=4711)
-    launcher.receive(timeout_s=1.0)  ->  Message("hello", {"port": 4711})
+    child.send("warned", signal=15)
+    launcher.drain()  ->  [Message("warned", {"signal": 15})]
 
-Kinds from a worker: hello{info} detached{} step{…} eval{…} event{…} share{summary} done{summary} warned{signal}
-error{classes, message, lost_rank}; from the launcher: peers{infos} halt{}. From the builder: built{result} or error.
+Kinds from a worker: detached{} step{…} eval{…} event{…} share{summary} done{summary} warned{signal}
+error{classes, message, lost_rank}; from the launcher: halt{}. From the builder: built{result} or error.
 From the coordinator: event{…} told{rank, what, fields} ended{rank} trouble{text} alive{}; to it: exited{rank}
 finished{rank} saved{version, epoch}. A message has at most `MESSAGE_BYTES_MAX` bytes, so tensors do not travel here.
 One thread uses an end at a time.

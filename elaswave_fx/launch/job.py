@@ -131,41 +131,25 @@ class WorkerContext:
     """
 
     def __init__(
-        self, *, rank: int, host: str, host_id: str, machine: str, world: int, run_dir: Path, token: str, port: int,
+        self, *, rank: int, host: str, host_id: str, machine: str, run_dir: Path, token: str, port: int,
         build: BuildResult, channel: Channel | Relay, control: ControlAddress, job_folder: JobFolder | None,
         first: Activation | None, conditions: Conditions,
         faults: tuple[Fault, ...] = (), began_s: float = 0.0, has_run_dir: bool = True,
     ) -> None:  # fmt: skip
         """`began_s`: the launcher's start, monotonic. `has_run_dir`: whether `run_dir` here is the job's."""
-        self.rank, self.world = rank, world
+        self.rank = rank
         self.host, self.host_id, self.machine = host, host_id, machine
         self.port = port
         self.run_dir, self.token, self.build = run_dir, token, build
         self.has_run_dir = has_run_dir
         self.channel = channel
         self.control, self.job_folder, self.first, self.faults = control, job_folder, first, faults
-        self._infos: dict[int, MemberInfo] | None = None
         self._conditions = conditions
         self._job_time: Callable[[float], float] = lambda at_s: at_s  # until a coordinator's clock is known
         self._halted = False
         self._warning: int | None = None  # a received signal that the launcher does not know of yet
         self._began_s = began_s
         self._said: deque[bytes] = deque(maxlen=_KEPT)  # The launcher may die before it reads these.
-
-    def meet(self, port: int, timeout_s: float = 120.0) -> tuple[MemberInfo, dict[int, MemberInfo]]:
-        """Make this rank's info, listening on `port`, and wait for those of all ranks; return both.
-
-        Raises `CommError` after the timeout.
-        """
-        assert isinstance(self.channel, Channel), "a rank that joins meets others by what it was told"
-        info = self.info(port)
-        self.channel.send("hello", info=dataclasses.asdict(info))
-        end = time.monotonic() + timeout_s
-        while self._infos is None and time.monotonic() < end:
-            self._take(self.channel.receive(end - time.monotonic()))
-        if self._infos is None:
-            raise CommError(f"start: not all of {self.world} ranks said within {timeout_s:g} s where they listen")
-        return info, self._infos
 
     def info(self, port: int) -> MemberInfo:
         """This rank's info, listening on `port`."""
@@ -198,7 +182,9 @@ class WorkerContext:
         Ranks learn of it at different times: the request travels with their votes, and all stop after the same step.
         """
         for message in self.channel.drain():
-            self._take(message)
+            if message.kind != "halt":
+                raise CommError(f"channel: a worker does not know the message {message.kind}")
+            self._halted = True
         if self._warning is not None:
             number, self._warning = self._warning, None
             self._send("warned", signal=number)
@@ -276,16 +262,6 @@ class WorkerContext:
         except ChannelClosed:
             self.channel.closed = True
         return not self.channel.closed
-
-    def _take(self, message: Message | None) -> None:
-        if message is None:
-            return
-        if message.kind == "peers":
-            self._infos = {info["number"]: MemberInfo(**info) for info in message.fields["infos"]}
-        elif message.kind == "halt":
-            self._halted = True
-        else:
-            raise CommError(f"channel: a worker does not know the message {message.kind}")
 
 
 @dataclass(frozen=True, kw_only=True)

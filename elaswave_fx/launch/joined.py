@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from elaswave_fx.control.coordinator.file_server import SharedFile
-from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo
+from elaswave_fx.control.protocol.member_info import Conditions
 from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.launch.job import BuildResult, Relay, WorkerContext
@@ -59,7 +59,6 @@ class JoinedContext(WorkerContext):
             host=host,
             host_id=place.host,
             machine=place.machine,
-            world=welcome.number + 1,
             run_dir=Path(facts.run_dir),
             has_run_dir=facts.reach_run_dir,
             token=address.token,
@@ -71,12 +70,6 @@ class JoinedContext(WorkerContext):
             first=None,
             conditions=own,
         )
-        self._others = welcome.infos
-
-    def meet(self, port: int, timeout_s: float = 0.0) -> tuple[MemberInfo, dict[int, MemberInfo]]:
-        """This rank's info, listening on `port`, and the infos of all ranks from the coordinator."""
-        info = self.info(port)
-        return info, {each.number: each for each in (*self._others, info)}
 
     def detach(self, job_time: Callable[[float], float]) -> None:
         """Set `job_time`, see `WorkerContext.detach`; there is no launcher to survive."""

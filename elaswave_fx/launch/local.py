@@ -259,7 +259,6 @@ def _worker_body(
             host=spec.host,
             host_id=spec.hosts[rank],
             machine=spec.place.machine,
-            world=spec.ranks,
             run_dir=spec.run_dir,
             token=job.token,
             port=spec.port + rank if spec.port else 0,

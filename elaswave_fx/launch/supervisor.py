@@ -13,7 +13,6 @@ import select
 import selectors
 import signal
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET
@@ -78,7 +77,6 @@ class Supervisor:
         self._spec, self._children, self._coordination, self._recorder = spec, children, coordination, recorder
         self._liveness = liveness
         self._progress, self._log, self._stop = progress, log, stop
-        self._infos: dict[int, Mapping[str, Any]] = {}
         self._detached: set[int] = set()  # ranks whose agents run
         self._done: set[int] = set()
         self._ended: set[int] = set()  # ranks whose processes are ending or have ended
@@ -195,8 +193,6 @@ class Supervisor:
     def _on_message(self, rank: int, message: Message) -> None:
         fields = message.fields
         match message.kind:
-            case "hello":
-                self._on_hello(rank, fields["info"])
             case "detached":
                 self._detached.add(rank)
             case "step":
@@ -260,13 +256,6 @@ class Supervisor:
             return True
         self._alone_since = self._alone_since or now
         return now - self._alone_since < self._spec.grace_s
-
-    def _on_hello(self, rank: int, info: Mapping[str, Any]) -> None:
-        """Record a rank's info; send all infos to all ranks once they are complete."""
-        self._infos[rank] = info
-        if len(self._infos) == self._spec.ranks:
-            for other in range(self._spec.ranks):
-                self._tell(other, "peers", infos=[self._infos[number] for number in sorted(self._infos)])
 
     def _hear_of_ends(self) -> None:
         ending = self._liveness.ended()

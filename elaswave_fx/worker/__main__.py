@@ -18,7 +18,6 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 from elaswave_fx.config.validation import refuse_non_utf8
 from elaswave_fx.control.agent.ask_to_join import ask_to_join
 from elaswave_fx.control.coordinator.job_file import address_of
-from elaswave_fx.control.protocol.messages import Welcome
 from elaswave_fx.control.token import TOKEN, TOKEN_FILE
 from elaswave_fx.entry import run_command
 from elaswave_fx.errors import ElasWaveError, Excluded, HasLeft
@@ -77,7 +76,7 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
     with collection_paused():
         import torch
 
-        from elaswave_fx.worker.join import Unreachable, run_joined
+        from elaswave_fx.worker.join import run_joined
 
         gc.freeze()
 
@@ -104,12 +103,6 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
     except Excluded as error:
         say(f"rank {welcome.number}: {error}; it joins anew, as another rank")
         _start_anew()
-    except Unreachable as error:
-        say(f"rank {welcome.number} ends: {error}")
-        if not _lacks_members_of(welcome, ask_to_join(address, here, ASK_S)):
-            raise
-        say("a rank has gone meanwhile: this process joins anew, as another rank")
-        _start_anew()
     except ElasWaveError as error:
         say(f"rank {welcome.number} ends: {type(error).__name__}: {error}")
         raise
@@ -119,11 +112,6 @@ def _join(job: str, host: str | None, failure_domain: str | None) -> int:
     done, steps = ended
     say(f"rank {welcome.number} has finished: {done} of {steps} steps are committed")
     return 0 if done >= steps else 1
-
-
-def _lacks_members_of(before: Welcome, now: Welcome) -> bool:
-    """Whether a former member has left or failed since."""
-    return not {info.number for info in before.infos} <= {info.number for info in now.infos}
 
 
 def _start_anew() -> NoReturn:

@@ -44,15 +44,11 @@ from elaswave_fx.worker.checkpoints import check_reach
 from elaswave_fx.worker.loop import Training, refuse_other_bits
 from elaswave_fx.worker.worker import Worker, equip, make_worker, start_agent, start_engine
 
-CONNECT_S = 10.0
-"""Timeout for links to ranks that all listen."""
+LINKS_S = 30.0
+"""Timeout for links to all members, long enough for a coordinator that takes over or plans."""
 
 Say = Callable[[str], None]
 """Prints a line for the user."""
-
-
-class Unreachable(ConfigError):
-    """A rank that was a member at the start of the join does not answer."""
 
 
 def run_joined(
@@ -112,9 +108,9 @@ def _share_of_memory(device: Device, infos: Sequence[MemberInfo], place: Locatio
 def _join(config: Config, context: JoinedContext, say: Say, joins: Callable[[], None]) -> tuple[Worker, Go]:
     """Ask to join, and wait until the rank is a member."""
     try:
-        has = equip(config, context, None, CONNECT_S)
+        has = equip(config, context, None, LINKS_S)
     except CommError as error:
-        raise Unreachable(f"the ranks of the job cannot be reached from here ({error})") from error
+        raise ConfigError(f"the ranks of the job cannot be reached from here ({error})") from error
     say(f"rank {context.rank} is ready, and asks to become a member")
     joins()
     agent = start_agent(config, context, has, say, WARNINGS)  # a scheduler's, for this process alone

@@ -50,7 +50,7 @@ from elaswave_fx.worker.cross_check import find_difference, message
 from elaswave_fx.worker.export_model import export_model
 from elaswave_fx.worker.predictions import Predictions
 from elaswave_fx.worker.recovery import Recovery, suspect_of
-from elaswave_fx.worker.worker import CONNECT_S, Worker, set_up
+from elaswave_fx.worker.worker import BARRIER_S, Worker, set_up
 
 _FLOOR_S = 60.0
 _DEADLINE_OVER_STEP = 30.0
@@ -183,7 +183,7 @@ class Training:
         if worker.is_first:
             worker.context.report_event(GaveUp(step=step, reason=reason), worker.plan.epoch)
         with contextlib.suppress(CommError):  # No rank that still waits for votes takes this one for lost.
-            worker.group.barrier(CONNECT_S)
+            worker.group.barrier(BARRIER_S)
         worker.agent.close()  # The coordinator starts no epoch: this rank is done, not lost.
         return JobOver(reason)
 
@@ -195,7 +195,7 @@ class Training:
 
     def _begin(self, _: do.Begin) -> None:
         worker, context = self._worker, self._worker.context
-        worker.group.barrier(CONNECT_S)
+        worker.group.barrier(BARRIER_S)
         path = context.build.data.resume_from
         with worker.disk_work("reads the checkpoint to begin with"):
             if path is not None:

@@ -2,15 +2,43 @@
 
 In: the infos of members. Out: links, or `CommError` if a member cannot be reached in time; `lost` then names it.
 
+    link_members(address, info, links, timeout_s=180.0, joins=False)
     links.open(go.infos, timeout_s=5.0);  links.lost()  ->  {3}: rank 3 was not reached, or its link broke
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Sequence
 
 from elaswave_fx import _native
+from elaswave_fx.control.agent.ask_to_join import asking, await_members
 from elaswave_fx.control.protocol.member_info import MemberInfo
+from elaswave_fx.control.wire import ControlAddress
+from elaswave_fx.errors import CommError
+
+LINKS_S, LINKS_AGAIN_S = 4.0, 0.5
+"""Timeout of one attempt to open all links, and pause before the next: a rank that has died is no member by then."""
+
+
+def link_members(address: ControlAddress, info: MemberInfo, links: PeerLinks, timeout_s: float, *, joins: bool) -> None:
+    """Register a rank with the coordinator and open a link to each member. Members, and the coordinator that knew them,
+    may be lost meanwhile. `joins`: it is no member itself yet. Raises `CommError` after the timeout, `ConfigError` if
+    it is refused."""
+    by_s = time.monotonic() + timeout_s
+    with asking(address) as line:
+        while True:
+            infos = await_members(line, info, by_s, links.peers)
+            if joins:
+                infos = [each for each in infos if each.number < info.number]  # later ones dial it once it is a member
+            left_s = max(0.0, by_s - time.monotonic())
+            is_last = left_s < 2 * LINKS_S
+            try:
+                return links.open(infos, left_s if is_last else LINKS_S, anew=[each.number for each in infos])
+            except CommError:
+                if is_last:
+                    raise
+            time.sleep(LINKS_AGAIN_S)
 
 
 class PeerLinks:
@@ -31,6 +59,11 @@ class PeerLinks:
         missing = {int(rank): place for rank, place in missing.items() if rank not in known}
         self._unlinked = frozenset(missing)
         self._endpoint.connect(missing, timeout_s)
+
+    @property
+    def peers(self) -> Sequence[int]:
+        """The ranks to which there are links."""
+        return self._endpoint.peers
 
     def host(self, rank: int) -> str:
         """The address or host name of a present or former member."""

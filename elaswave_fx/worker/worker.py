@@ -42,9 +42,12 @@ from elaswave_fx.worker.cross_check import is_needed
 from elaswave_fx.worker.engine import RankEngine, engine_job, load_artifact
 from elaswave_fx.worker.feed import InputFeed, reads_alike
 from elaswave_fx.worker.next_epoch import NextEpoch
-from elaswave_fx.worker.peer_links import PeerLinks
+from elaswave_fx.worker.peer_links import PeerLinks, link_members
 
-CONNECT_S = 60.0
+START_S = 180.0
+"""Timeout for links between the ranks of a start, which come one after another."""
+BARRIER_S = 60.0
+"""Timeout for the ranks of an epoch that wait for each other outside of steps."""
 MEND_S = 1.0
 """Timeout of one attempt to mend broken links; another request retries."""
 _GROUP = 1  # the id of the group of all ranks, in every generation
@@ -156,8 +159,8 @@ class Equipment:
         self.endpoint.broadcast_abort(None)
 
 
-def equip(config: Config, context: WorkerContext, topology: Topology | None, connect_s: float = CONNECT_S) -> Equipment:
-    """Open links to all ranks within `connect_s` and load everything that no plan changes. `topology`: the first
+def equip(config: Config, context: WorkerContext, topology: Topology | None, connect_s: float = START_S) -> Equipment:
+    """Open links to all members within `connect_s` and load everything that no plan changes. `topology`: the first
     plan's, if it contains the rank; it lists the emulated links."""
     is_emulated, has_slow_hosts = config.device == "emulated", config.emulated.link.is_slowed
     endpoint = listen_for_peers(
@@ -171,9 +174,8 @@ def equip(config: Config, context: WorkerContext, topology: Topology | None, con
         paces=paces(topology, Rank(context.rank), has_slow_hosts) if is_emulated and topology is not None else {},
         may_be_cut=_may_be_cut(context),
     )
-    info, infos = context.meet(endpoint.port)
-    links = PeerLinks(endpoint)
-    links.open(infos.values(), connect_s)
+    info, links = context.info(endpoint.port), PeerLinks(endpoint)
+    link_members(context.control, info, links, connect_s, joins=context.first is None)
     artifact, constants = load_artifact(Path(context.build.data.artifact))
     code = UserCode(config.data.deadline_s, SampleError)
     source = open_source(config, code=code)

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from elaswave_fx.control.agent.agent import Agent, Excluded, Progress
+from elaswave_fx.control.agent.ask_to_join import asking, await_members
 from elaswave_fx.control.coordinator.plan_cache import Held, Joiners, Planned
 from elaswave_fx.control.coordinator.service import CoordinatorSpec, run_coordinator
 from elaswave_fx.control.job_folder import JobFolder
@@ -131,6 +132,7 @@ class ToyRank:
         steps: int, pause_s: float,
     ) -> None:  # fmt: skip
         self.rank, self.folder, self.steps, self.pause_s = info.number, folder, steps, pause_s
+        self.info, self.address = info, address
         assignment = first.assignment
         self.activation = first
         self.loop = LoopState(self.rank, first.epoch, assignment.members, assignment.boxes, first.resume)
@@ -176,10 +178,13 @@ class ToyRank:
     def _progress(self) -> Progress:
         return Progress(self.phase, self.awaited)
 
+    def await_members(self) -> tuple[MemberInfo, ...]:
+        """The infos of all first ranks, once they have come."""
+        with asking(self.address) as line:
+            return await_members(line, self.info, time.monotonic() + WAIT_S)
+
     def run(self) -> dict[str, Any]:
         """To the end of the job; what the rank has then."""
-        while not all(os.path.exists(self._path(peer)) for peer in self.loop.members):
-            time.sleep(0.005)
         self.agent.start()
         ended = perform(training(self.loop), lambda said: self._does.get(type(said), lambda _: None)(said))
         if ended is not None:
@@ -411,9 +416,9 @@ class ToyJob:
 
     def _rank(self, rank: int) -> None:
         self.listener.close()
-        result = ToyRank(
-            info_of(rank), self.first, self.address, self.job_folder, self.folder, self.steps, self.pause_s
-        ).run()
+        toy = ToyRank(info_of(rank), self.first, self.address, self.job_folder, self.folder, self.steps, self.pause_s)
+        toy.await_members()
+        result = toy.run()
         beside = self.folder / f".result-{rank}"
         beside.write_text(json.dumps(result))
         beside.rename(self.folder / f"result-{rank}")

@@ -153,8 +153,8 @@ def job(
 
     def worker(context: WorkerContext) -> Mapping[str, Any]:
         trouble.at_start(context.rank)
-        info, infos = context.meet(context.port or 9000 + context.rank)
-        rank = FakeRank(context, info, trouble, steps - short, pause_s)
+        rank = FakeRank(context, context.info(context.port or 9000 + context.rank), trouble, steps - short, pause_s)
+        infos = rank.await_members()
 
         def others_have() -> bool:
             return len(list(run_dir.glob("detached-*"))) == ranks - 1
@@ -173,8 +173,8 @@ def job(
             raise ChannelClosed("the launcher is gone")
         if context.rank == min(result["members"]):
             context.report_eval(steps, 0.25, 100)
-        ports = [infos[rank].port for rank in sorted(infos)]
-        hosts = [infos[rank].memory_domain for rank in sorted(infos)]
+        ports = [info.port for info in infos]
+        hosts = [info.memory_domain for info in infos]
         return {"params_digest": "00ff", "ports": ports, "host_ids": hosts}
 
     return JobSpec(

@@ -1,9 +1,11 @@
-"""Requests of a process without a number to the coordinator, for a number or for files; each waits for its answer.
+"""Requests to the coordinator on a connection of its own: for a number, for files, for the members. Each waits for its
+answer.
 
-In: the job's address and token, versions. Out: `Welcome`, or a `ConfigError`: no peer answers, it lacks the job's
-token, or the coordinator refuses.
+In: the job's address and token, versions or a rank's info. Out: `Welcome`, infos; or a `ConfigError`: no peer answers,
+it lacks the job's token, or the coordinator refuses.
 
     ask_to_join(ControlAddress("127.0.0.1", 41213, token), versions(), timeout_s=20.0)  ->  Welcome(4, "{…}", …)
+    with asking(address) as line: await_members(line, info, by_s)  ->  (MemberInfo(0, …), MemberInfo(1, …))
 """
 
 from __future__ import annotations
@@ -13,17 +15,28 @@ import math
 import select
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from elaswave_fx.control import stream, tcp
-from elaswave_fx.control.protocol.member_info import UNNUMBERED
-from elaswave_fx.control.protocol.messages import JoinRequest, Refused, Welcome
+from elaswave_fx.control.protocol.member_info import UNNUMBERED, MemberInfo
+from elaswave_fx.control.protocol.messages import JoinRequest, Members, MembersRequest, Refused, Welcome
 from elaswave_fx.control.stream import Hello, Stream
 from elaswave_fx.control.wire import ControlAddress, Message, Question, decode, encode
 from elaswave_fx.errors import CommError, ConfigError
+from elaswave_fx.words import rank_words
 
 AGAIN_S = 0.1
 """Pause between attempts: a starting coordinator has no listener if the launcher has died."""
+
+POLL_S, POLL_S_MAX = 0.005, 0.2
+"""First and longest pause between requests for members."""
+
+ANSWER_S = 5.0
+"""Timeout for the answer to one, after which the connection is opened again: the coordinator may hang or plan."""
+
+
+class NoAnswer(ConfigError):
+    """The coordinator cannot be reached, or did not answer in time."""
 
 
 def ask_to_join(address: ControlAddress, versions: Mapping[str, str], timeout_s: float) -> Welcome:
@@ -33,6 +46,31 @@ def ask_to_join(address: ControlAddress, versions: Mapping[str, str], timeout_s:
     if not isinstance(answer, Welcome):
         raise ConfigError(f"tcp://{line.where}: a joiner is answered by {type(answer).__name__}")
     return answer
+
+
+def await_members(line: Line, info: MemberInfo, by_s: float, linked: Collection[int] = ()) -> tuple[MemberInfo, ...]:
+    """Register a rank's info; return those of all members, except of `linked` ranks that a new coordinator lacks.
+
+    Waits until `by_s`, monotonic, for members that have not registered: first ranks come one after another. Raises
+    `ConfigError` if the coordinator refuses the rank, `CommError` after that time.
+    """
+    pause_s, why = POLL_S, f"tcp://{line.where}: no answer"
+    while True:
+        try:
+            answer = line.ask(MembersRequest(info), max(1.0, min(ANSWER_S, by_s - time.monotonic())))
+        except NoAnswer as error:
+            answer, why = None, str(error)
+        if isinstance(answer, Members):
+            missing = [rank for rank in answer.missing if rank not in linked]
+            if not missing:
+                return answer.infos
+            why = f"{rank_words(missing)} {'has' if len(missing) == 1 else 'have'} not joined"
+        elif answer is not None:
+            raise ConfigError(f"tcp://{line.where}: a rank is answered by {type(answer).__name__}")
+        if time.monotonic() + pause_s > by_s:
+            raise CommError(why)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLL_S_MAX)
 
 
 @contextlib.contextmanager
@@ -46,7 +84,7 @@ def asking(address: ControlAddress) -> Iterator[Line]:
 
 
 class Line:
-    """A joiner's connection to the current coordinator: opened by the first request, and again after a coordinator's
+    """A connection for requests to the current coordinator: opened by the first one, and again after a coordinator's
     end. `where`: its address as text."""
 
     def __init__(self, address: ControlAddress) -> None:
@@ -56,7 +94,7 @@ class Line:
         self._stream: Stream | None = None  # once both sides have proved the token
 
     def ask(self, question: Question, timeout_s: float) -> Message:
-        """Return the answer. Raises `ConfigError` after the timeout, or if the coordinator refuses."""
+        """Return the answer. Raises `NoAnswer` after the timeout, `ConfigError` if the coordinator refuses."""
         by_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -66,7 +104,7 @@ class Line:
                 if time.monotonic() + AGAIN_S < by_s:
                     time.sleep(AGAIN_S)
                     continue
-                raise ConfigError(f"tcp://{self.where}: cannot be reached ({error})") from error
+                raise NoAnswer(f"tcp://{self.where}: cannot be reached ({error})") from error
             except CommError as error:
                 raise ConfigError(f"tcp://{self.where}: {error}") from error
             if isinstance(answer, Refused):

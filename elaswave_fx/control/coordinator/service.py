@@ -42,6 +42,8 @@ from elaswave_fx.control.protocol.member_info import Conditions, MemberInfo, oth
 from elaswave_fx.control.protocol.messages import (
     Ended,
     Exited,
+    Members,
+    MembersWanted,
     Numbered,
     NumberWanted,
     Over,
@@ -299,6 +301,11 @@ class Service:
         if isinstance(event, PartWanted):
             self._files.ask(event)
             return
+        if isinstance(event, MembersWanted):
+            answer = self._members(event.info)
+            if answer is not None:
+                self._socket.answer(event.connection, answer)
+            return
         if isinstance(event, ReshapeWanted):
             self._log(f"wanted: {event.reshape.words()}")
             self._driver.reshape(event)
@@ -319,6 +326,19 @@ class Service:
         welcome = Welcome(joiner.number, self._spec.facts, infos, self._files.offers())
         self._socket.answer(joiner.connection, welcome)
 
+    def _members(self, info: MemberInfo) -> Members | Refused | None:
+        """Keep the info of a rank without links; return its answer, None before the store has been read: it retries."""
+        register = self._driver.state.register
+        if register is None:
+            return None
+        if info.number not in register.members and self._driver.state.phase == membership.OVER:
+            return Refused(f"the job is over: {self._driver.state.over}")
+        reason = self._admit(info)
+        if reason is not None:
+            return Refused(reason)
+        missing = tuple(rank for rank in register.members if rank not in self._driver.infos)
+        return Members(self._driver.infos_of(register.members), missing)
+
     def _log(self, line: str) -> None:
         self._background.submit(partial(print, f"{time.monotonic():.3f} {line}", flush=True))
 
@@ -334,6 +354,8 @@ class Service:
         if register is None:
             raise CommError("control: nobody is taken before the store has been read; ranks dial again")
         infos = self._driver.infos
+        if infos.get(info.number) == info:
+            return None
         reason = fault_of_member(info) or refusal(info, self._spec.conditions, register.numbers, infos.get(info.number))
         if reason is None:
             infos[info.number] = info

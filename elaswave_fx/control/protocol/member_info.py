@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elaswave_fx.plan.work.topology import Member, Rank, host_named
 
-CONTROL_VERSION = "10"
+CONTROL_VERSION = "11"
 """Version of the control messages; raised when ranks and coordinators of two versions do not understand each other."""
 
 

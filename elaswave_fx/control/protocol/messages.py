@@ -4,6 +4,7 @@
     PROBE_STORE -> STORE_SEEN                     whether the store can be reached, and has this rank's epoch
     JOIN_REQUEST -> WELCOME or REFUSED            a number for a process without one, and its data to join
     FETCH -> FILE_PART or REFUSED                 a piece of a file that it needs
+    MEMBERS_REQUEST -> MEMBERS or REFUSED         where the members listen, for a rank without links
     (PREPARE ->) PREPARED -> ACTIVATE or OVER     a new epoch, or none
     HEARTBEAT (leave) -> ... ACK -> GONE          a draining rank, which is no member any more; or
     HEARTBEAT (overdue) -> MUST_STAY              the others cannot continue without it
@@ -190,8 +191,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Coordinator to a joiner: its number, `facts` of the job as the launcher wrote them, the infos of all members, and
-    the files that it needs. The joiner prepares by itself and then sends its own info."""
+    """Coordinator to a joiner: its number, `facts` of the job as the launcher wrote them, the infos of the members,
+    which may use memory of its machine, and the files that it needs. It prepares by itself, then registers."""
 
     number: Rank
     facts: str
@@ -214,6 +215,22 @@ class FilePart:
     name: str
     offset: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MembersRequest:
+    """A rank without links, one of the first or a joiner, registers its info and asks for those of the members."""
+
+    info: MemberInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Coordinator to that rank: the infos of the members, and the members that have not registered with this
+    coordinator."""
+
+    infos: tuple[MemberInfo, ...]
+    missing: tuple[Rank, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +296,14 @@ class NumberWanted:
 
     connection: int
     versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MembersWanted:
+    """The rank on a connection asks for the infos of the members."""
+
+    connection: int
+    info: MemberInfo
 
 
 @dataclass(frozen=True, slots=True)
