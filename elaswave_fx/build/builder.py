@@ -86,7 +86,8 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     with python_state_kept(model), layers_kept(model):
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
-    refuse_other_types(source.dataset, model, batches[0])
+    for dataset in (source.dataset, source.evaluation) if source.eval_batches else (source.dataset,):
+        refuse_other_types(dataset, model, batches[0])
     take_step = make_stepper(config)  # once: a user's optimizer is checked when it is made
     refuse_shared_state(config, source, model, batches[0], computed, take_step)
     key = program_key(config, model_print, batches[0], code, computed)

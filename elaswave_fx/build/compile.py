@@ -10,7 +10,6 @@ Separate from builder.py, so that a cached program starts without torch.export a
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from elaswave_fx.program.artifact import Artifact, Seconds
 from elaswave_fx.program.autocast import run_under_autocast
 from elaswave_fx.program.batch_run import count_samples
 from elaswave_fx.program.capture import TRACE_ERRORS, capture, failing_line
+from elaswave_fx.program.check_against_eager import cure_of
 from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors
 from elaswave_fx.program.held_state import python_state_kept
@@ -46,9 +46,6 @@ from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.same_branches import note_of_compiled_branch
 from elaswave_fx.program.state_kept import buffer_sizes, refuse_other_buffers, state_kept
 from elaswave_fx.program.value_checks import note_of_unchecked
-
-_FOREIGN_LABEL = re.compile(r"Target -?\d+ is out of bounds")
-"""torch's message for a label beyond the logits."""
 
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
@@ -140,11 +137,9 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
             ) from error
         fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
         takes = "forward takes them by these names, samples first, a multiple of parallel.granule at once"
-        if _FOREIGN_LABEL.search(reason):
-            takes = "that label is none of the model's classes, for model=hf of model.config.num_labels"
         raise CaptureError(
             f"model: {type(model).__name__} does not run{failing_line(error)} on the fields of the data, {fields}: "
-            f"{reason}; {takes}"
+            f"{reason}; {cure_of(reason, takes)}"
         ) from error
     check_output(output)
 

@@ -110,7 +110,7 @@ class Dataset(ABC):
         the index. Raises `DataError` if it has another form than the first sample."""
 
     def given(self, index: int, key: int | None = None) -> Sample:
-        """The sample in the types of the foreign code that made it, if any, before they are widened."""
+        """The sample in the types of the user's code that made it, if any, before they are widened."""
         return self.sample(index, key)
 
     def batch(self, indices: Indices, keys: Words | None = None) -> Batch:
@@ -323,7 +323,7 @@ class MapDataset(Dataset):
 
     def _refuse_foreign_ids(self, sample: Sample, index: int, vocab_size: int) -> None:
         for name in set(ID_FIELDS) & sample.keys():
-            ids = sample[name]
+            ids = sample[name].long()  # in narrow types a comparison wraps the bound around
             wrong = ids[(ids >= vocab_size) | ((ids < 0) & ~((ids == IGNORED) & (name == "labels")))]
             if wrong.numel():
                 raise DataError(
@@ -440,6 +440,13 @@ def plain_tensor(value: Any, place: str) -> Tensor:
     if tensor.dtype.is_complex:
         raise DataError(f"{place}: complex numbers are not supported")
     return tensor.detach()
+
+
+def computable(tensor: Tensor, place: str) -> Tensor:
+    """The tensor in its own type, for user code; widened where torch has few operators of that type, or it is rounded
+    in the end."""
+    own = (torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
+    return tensor.clone() if tensor.dtype in own else widened(tensor, place)
 
 
 def widened(tensor: Tensor, place: str) -> Tensor:

@@ -39,6 +39,9 @@ class _Noted(WrappedDataset):
     def notes(self) -> tuple[str, ...]:
         return (*self._wrapped.notes, self._note)
 
+    def given(self, index: int, key: int | None = None) -> Sample:
+        return {**self._wrapped.given(index, key), "labels": self.sample(index, key)["labels"]}
+
     def for_evaluation(self) -> Dataset:
         return type(self)(self._wrapped.for_evaluation(), self._note)
 

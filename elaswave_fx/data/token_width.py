@@ -155,10 +155,17 @@ def _sign_of_narrower(examined: np.ndarray, dtype: np.dtype) -> str | None:
     low, high = int(halves[:, 0].max()), int(halves[:, 1].max())
     if width == 2:
         large = np.unique(_view(examined, dtype)[halves[:, 1] > 0])
-        bounded = len(np.unique(large >> 8)) >= _UPPER and ((low + 1) / 256) ** len(large) < _CHANCE
+        bits = int(np.bitwise_or.reduce(large, initial=0)) & 255
+        step = bits & -bits or 1  # of ids that are multiples, as of 16
+        bounded = len(np.unique(large >> 8)) >= _UPPER and ((low + step) / 256) ** len(large) < _CHANCE
         of_bytes = low <= _MOST_OF_TEXT or _distance(halves, np.arange(256)) > _UNEVEN
         alike = bounded or (len(halves) >= _PAIRS and high and of_bytes and _distance(*halves.T) < _ALIKE)
-        return f"both bytes of ids (up to {low} and {high}) are used alike, as of two ids in one" if alike else None
+        if not alike:
+            return None
+        return (
+            f"both bytes of ids (up to {low} and {high}) are used alike, as of two ids in one (data.vocab_size tells "
+            "if they are of one)"
+        )
     if high == 0 or high * _OF_HALF < low or len(halves) < _LEAST:
         return None
     return f"the upper half of ids (up to {high}) is as large as the lower one (up to {low}), as of two ids in one"

@@ -18,7 +18,7 @@ from torch import nn
 
 from elaswave_fx.config.keys import Options
 from elaswave_fx.config.targets import import_target, instantiate, parameters_of
-from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, plain_tensor, rounded_notes, widened
+from elaswave_fx.data.dataset import Dataset, Sample, WrappedDataset, computable, plain_tensor, rounded_notes, widened
 from elaswave_fx.data.global_draws import seeded
 from elaswave_fx.data.order import key_of
 from elaswave_fx.data.user_code import UserCode
@@ -74,7 +74,7 @@ class TransformedDataset(WrappedDataset):
 
     def _made(self, index: int, key: int | None) -> Mapping[str, Any]:
         # It may write into its argument, and fields of a sample may share memory.
-        given = {name: tensor.clone() for name, tensor in self._wrapped.given(index, key).items()}
+        given = {name: computable(each, self._place(name)) for name, each in self._wrapped.given(index, key).items()}
         drawn = {_RNG: self._generator(index, key)} if self._transform.draws else {}
         with self._code.watched(self._transform.name, f"sample {index}"):
             made = self._transform.call(given, **drawn)

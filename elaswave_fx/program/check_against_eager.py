@@ -6,6 +6,7 @@ loss of the eager model 2011.88, of the graph 1674.97  ->  CaptureError
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,6 +66,16 @@ def check_against_eager(model: nn.Module, program: Program, batch: Mapping[str, 
             )
 
 
+def cure_of(reason: str, otherwise: str) -> str:
+    """The way out of an error of torch in forward."""
+    if re.search(r"Target -?\d+ is out of bounds", reason) is None:
+        return otherwise
+    return (
+        "labels are below the number of logits (model.config.num_labels of a classifier with model=hf), and -100 where "
+        "they are not counted"
+    )
+
+
 def _run_eager(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int) -> list[float]:
     torch.manual_seed(SEED)
     try:
@@ -73,9 +84,9 @@ def _run_eager(model: nn.Module, batch: Mapping[str, torch.Tensor], samples: int
             return [float(value.detach()) for value in output]
     except (RuntimeError, ValueError, IndexError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        cure = cure_of(first, "it has to run on every whole number of granules (parallel.granule)")
         raise ModelFails(
-            f"model: {type(model).__name__} fails on {samples} samples of the data: {first}; it has to run on every "
-            "whole number of granules (parallel.granule)"
+            f"model: {type(model).__name__} fails on {samples} samples of the data: {first.rstrip('.')}; {cure}"
         ) from error
 
 

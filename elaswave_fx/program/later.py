@@ -1,7 +1,8 @@
 """Simulated later time: Python's clocks are advanced, and the system's entropy differs.
 
-    with later(functions):
+    with later(functions) as draws:
         model(**batch)      # time.time(), datetime.now() and os.urandom() answer something else, by whatever name
+    draws   ->  [16]        # sizes of the draws from the system's entropy, in bytes
 
 `functions`: functions that may run; clocks that they imported by name, as by `from time import monotonic`, are replaced
 too. Other threads keep their own time, as a rank's heartbeats use these clocks.
@@ -23,6 +24,9 @@ from unittest import mock
 _LATER_S = 1_000_000_123
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
 _thread = threading.local()
+
+FILLERS = (b"\x00", b"\x55")
+"""Entropy of repeated draws: what depends on it differs from a call with true entropy for one of them."""
 
 
 def _is_later() -> bool:
@@ -50,42 +54,44 @@ class _LaterDate(datetime.date):
 
 
 @contextlib.contextmanager
-def later(functions: Iterable[FunctionType]) -> Iterator[None]:
-    """Replace clocks and entropy, in their modules and where functions name them."""
-    replaced = {id(old): new for old, new in _replacements()}
+def later(functions: Iterable[FunctionType], filler: bytes = FILLERS[0]) -> Iterator[list[int]]:
+    """Replace clocks and entropy, in their modules and where functions name them; yield the sizes of draws."""
+    draws: list[int] = []
+    replaced = {id(old): new for old, new in _replacements(filler, draws)}
     with contextlib.ExitStack() as stack:
         for space in ({id(f.__globals__): f.__globals__ for f in functions} | _homes()).values():
             for name in [name for name, value in space.items() if id(value) in replaced]:
                 stack.enter_context(mock.patch.dict(space, {name: replaced[id(space[name])]}))
         _thread.is_later = True
         stack.callback(setattr, _thread, "is_later", False)
-        yield
+        yield draws
 
 
 def _homes() -> dict[int, dict[str, Any]]:
     return {id(vars(module)): vars(module) for module in (time, datetime, os, random)}
 
 
-def _replacements() -> Iterator[tuple[Any, Any]]:
+def _replacements(filler: bytes, draws: list[int]) -> Iterator[tuple[Any, Any]]:
     for name in _CLOCKS:
         yield getattr(time, name), _moved(getattr(time, name), _LATER_S)
         yield getattr(time, f"{name}_ns"), _moved(getattr(time, f"{name}_ns"), _LATER_S * 1_000_000_000)
     yield datetime.datetime, _LaterDatetime
     yield datetime.date, _LaterDate
-    yield os.urandom, _entropy(os.urandom)
+    yield os.urandom, _entropy(os.urandom, filler, draws)
 
 
-def _entropy(urandom: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    """The largest bytes, which a rare branch sees too; and true ones for a draw of the same size right after: one below
-    a number that is no power of two is repeated until it is small enough."""
-    last: list[int] = []
+def _entropy(urandom: Callable[[int], bytes], filler: bytes, draws: list[int]) -> Callable[[int], bytes]:
+    """The largest bytes, which a rare branch sees too, and `filler` for a draw of the same size right after: a draw
+    below a number that is no power of two is repeated until it is small enough."""
+    is_repeated = False
 
     def give(size: int) -> bytes:
+        nonlocal is_repeated
         if not _is_later():
             return urandom(size)
-        is_repeated = last == [size]
-        last[:] = () if is_repeated else (size,)
-        return urandom(size) if is_repeated else b"\xff" * size
+        is_repeated = not is_repeated and draws[-1:] == [size]
+        draws.append(size)
+        return (filler if is_repeated else b"\xff") * size
 
     return give
 

@@ -31,7 +31,7 @@ from elaswave_fx.program.computation import Computation, allowance, record
 from elaswave_fx.program.containers import ABSENT, Slot, is_iterator
 from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, steer
 from elaswave_fx.program.held_state import HeldState
-from elaswave_fx.program.later import later
+from elaswave_fx.program.later import FILLERS, later
 from elaswave_fx.program.later_values import counts, grown, grows, with_numbers
 from elaswave_fx.program.probe import Flips, probe
 from elaswave_fx.program.state_kept import state_kept
@@ -152,18 +152,21 @@ class _Trial:
 
     def _refuse_other_sources(self, base: Computation) -> None:
         """Refuse a computation that differs from the same state: it uses a clock or the system's entropy."""
-        self.held.restore()
-        again = None
-        # The user's code may fail in any way; it did not before.
-        with later(self.held.functions), contextlib.suppress(Exception):
-            again = self._record()
-        if again != base:
-            place = base.first_difference(again) if again is not None else ""
-            raise CaptureError(
-                f"model: {type(self.model).__name__} computes something else when it is called again in the same state"
-                f"{place}: it reads a clock, or draws numbers outside of torch's generator, and its "
-                "program is captured once; a way out is a draw by torch, such as torch.rand, or a buffer"
-            )
+        for filler in FILLERS:
+            self.held.restore()
+            again = None
+            # The user's code may fail in any way; it did not before.
+            with later(self.held.functions, filler) as draws, contextlib.suppress(Exception):
+                again = self._record()
+            if again != base:
+                place = base.first_difference(again) if again is not None else ""
+                raise CaptureError(
+                    f"model: {type(self.model).__name__} computes something else when it is called again in the same "
+                    f"state{place}: it reads a clock, or draws numbers outside of torch's generator, and its program "
+                    "is captured once; a way out is a draw by torch, such as torch.rand, or a buffer"
+                )
+            if not draws:
+                return
 
     def _refuse_gradients(self, base: Computation) -> None:
         """Refuse a forward pass that depends on the gradients of the previous step."""

@@ -17,7 +17,7 @@ from elaswave_fx.control.protocol.member_info import MemberInfo
 from elaswave_fx.control.wire import ControlAddress
 from elaswave_fx.errors import CommError
 
-LINKS_S, LINKS_AGAIN_S = 4.0, 0.5
+ATTEMPT_S, AGAIN_S = 4.0, 0.5
 """Timeout of one attempt to open all links, and pause before the next: a rank that has died is no member by then."""
 
 
@@ -32,13 +32,13 @@ def link_members(address: ControlAddress, info: MemberInfo, links: PeerLinks, ti
             if joins:
                 infos = [each for each in infos if each.number < info.number]  # later ones dial it once it is a member
             left_s = max(0.0, by_s - time.monotonic())
-            is_last = left_s < 2 * LINKS_S
+            is_last = left_s < 2 * ATTEMPT_S
             try:
-                return links.open(infos, left_s if is_last else LINKS_S, anew=[each.number for each in infos])
+                return links.open(infos, left_s if is_last else ATTEMPT_S, anew=[each.number for each in infos])
             except CommError:
                 if is_last:
                     raise
-            time.sleep(LINKS_AGAIN_S)
+            time.sleep(AGAIN_S)
 
 
 class PeerLinks:

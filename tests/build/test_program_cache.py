@@ -128,7 +128,9 @@ def test_labels_beyond_the_classes_are_named_also_where_the_program_is_cached(tm
         return build(load_config(words), None).origin
 
     assert built(2) == "program captured"
-    with pytest.raises(ConfigError, match="IndexError: Target 6 is out of bounds; that label is none of the model's"):
+    with pytest.raises(
+        ConfigError, match="IndexError: Target 6 is out of bounds; labels are below the number of logits"
+    ):
         built(7)
 
 

@@ -15,7 +15,7 @@ from elaswave_fx.data import open_source
 from elaswave_fx.errors import CaptureError
 
 KINDS = {"int16": torch.int16, "int32": torch.int32, "float16": torch.float16, "int8": torch.int8,
-         "float64": torch.float64}  # fmt: skip
+         "uint16": torch.uint16, "int64": torch.int64}  # fmt: skip
 
 
 class Sound(Dataset[dict[str, Tensor]]):
@@ -26,7 +26,7 @@ class Sound(Dataset[dict[str, Tensor]]):
         return 16
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": (torch.linspace(-90, 90, 4) + index).to(self.kind)}
+        return {"x": (torch.linspace(-90, 90, 4) + index).abs().to(self.kind)}
 
 
 def by_limit(x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def by_type(x: Tensor) -> Tensor:
 
 
 def hashed(x: Tensor) -> Tensor:
-    return (((x * 22695477 + 1) >> 8) % 32).float()
+    return (((x * 1103515245 + 1) >> 28) % 32).float()
 
 
 def squared(x: Tensor) -> Tensor:
@@ -49,11 +49,16 @@ def scaled(x: Tensor) -> Tensor:
     return x.float() / 32768
 
 
+def rounded(x: Tensor) -> Tensor:
+    """In halves with others; what is kept in halves is used in fp32 as a rule."""
+    return ((x - 3) / 7 + torch.rand_like(x)).float()
+
+
 def looked_up(x: Tensor) -> Tensor:
     return nn.functional.one_hot((x + 200).clamp(0, 1)[:, 0], 4).float()
 
 
-WAYS = {each.__name__: each for each in (by_limit, by_type, hashed, squared, scaled, looked_up)}
+WAYS = {each.__name__: each for each in (by_limit, by_type, hashed, squared, scaled, rounded, looked_up)}
 
 
 class Net(nn.Linear):
@@ -73,7 +78,14 @@ def words(way: str, kind: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("way", "kind"),
-    [("by_limit", "int16"), ("by_limit", "int8"), ("by_type", "int16"), ("hashed", "int32"), ("squared", "int8")],
+    [
+        ("by_limit", "int16"),
+        ("by_limit", "int8"),
+        ("by_type", "int16"),
+        ("hashed", "int32"),
+        ("squared", "int8"),
+        ("by_limit", "uint16"),
+    ],
 )
 def test_what_looks_at_the_type_of_samples_is_refused(way: str, kind: str, tmp_path: Path) -> None:
     why = f"Net computes something else with the types of the dataset: forward gets x as int64, not {kind}; a way out"
@@ -82,7 +94,8 @@ def test_what_looks_at_the_type_of_samples_is_refused(way: str, kind: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("way", "kind"), [("scaled", "int16"), ("scaled", "float16"), ("scaled", "float64"), ("looked_up", "int32")]
+    ("way", "kind"),
+    [("scaled", "int16"), ("rounded", "float16"), ("by_limit", "int64"), ("looked_up", "int32"), ("scaled", "uint16")],
 )
 def test_what_computes_the_same_is_built(way: str, kind: str, tmp_path: Path) -> None:
     assert build(load_config(words(way, kind)), tmp_path).artifact.units
@@ -94,6 +107,33 @@ def halved(sample: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_a_transform_gets_the_types_of_the_dataset() -> None:
-    config = load_config([*words("scaled", "int16"), f"data.transform._target_={__name__}.halved"])
-    sample = open_source(config).dataset.sample(3)["x"]
-    assert torch.allclose(sample, Sound("int16")[3]["x"].float() / 32767)
+    """But those for which torch has few operators."""
+    for kind, most in (("int16", 32767), ("int8", 127), ("uint16", torch.iinfo(torch.int64).max)):
+        config = load_config([*words("scaled", kind), f"data.transform._target_={__name__}.halved"])
+        sample = open_source(config).dataset.sample(3)["x"]
+        assert torch.allclose(sample, Sound("int64")[3]["x"].float() / most), kind
+
+
+CALLS = 0
+
+
+class Counting(Net):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        global CALLS
+        CALLS += 1
+        loss, count = super().forward(x)
+        return loss * CALLS, count
+
+
+def test_a_model_that_counts_is_told_so_whatever_its_samples_are() -> None:
+    config = load_config([w.replace(".Net", ".Counting") for w in words("scaled", "int32")])
+    with pytest.raises(CaptureError) as refused:
+        build(config, None)
+    assert "types of the dataset" not in str(refused.value)
+
+
+def test_samples_that_are_evaluated_have_types_too(tmp_path: Path) -> None:
+    other = ["eval.every=5", f"eval.data._target_={__name__}.Sound"]
+    build(load_config([*words("by_limit", "int64"), *other, "eval.data.stored=int64"]), tmp_path)
+    with pytest.raises(CaptureError, match="forward gets x as int64, not int16"):
+        build(load_config([*words("by_limit", "int64"), *other, "eval.data.stored=int16"]), tmp_path)

@@ -307,6 +307,8 @@ def test_bytes_are_not_read_as_ids_of_two(tokens: np.ndarray, read: str, words: 
         (np.where(LARGE < 64_000, 0, LARGE % 500).astype("<u2"), "uint16"),
         (np.where(LARGE % 9 == 0, 256 + LARGE % 100, 32 + LARGE % 90).astype("<u2"), "uint16"),
         (np.tile(LARGE[:40] % 50257, 300).astype("<u2"), "uint16"),
+        (LARGE.astype("<u2") & 0xFFFE, "uint16"),
+        ((LARGE % 4096 << 4).astype("<u2"), "uint16"),
     ],
     ids=[
         "small",
@@ -322,6 +324,8 @@ def test_bytes_are_not_read_as_ids_of_two(tokens: np.ndarray, read: str, words: 
         "half padding",
         "bytes and marks",
         "repeated words",
+        "even",
+        "of 12 bits",
     ],
 )
 def test_flat_files_of_their_own_width_are_read(tokens: np.ndarray, read: str, tmp_path: Path) -> None:
@@ -380,6 +384,14 @@ def test_ids_of_text_are_read_in_their_own_order(tmp_path: Path) -> None:
         ids.astype(kind).tofile(tmp_path / f"{number}.bin")
         read = opened("memmap", tmp_path / f"{number}.bin", f"data.dtype={np.dtype(kind).name}")
         assert read.vocab_size == int(ids.max()) + 1, number
+
+
+def test_ids_of_two_bytes_are_read_when_the_vocabulary_says_so(tmp_path: Path) -> None:
+    """Such as a note and how loud it is."""
+    (LARGE % 100 * 256 + LARGE // 100 % 100).astype("<u2").tofile(tmp_path / "x.bin")
+    with pytest.raises(DataError, match=r"are used alike, as of two ids in one \(data.vocab_size tells if"):
+        opened("memmap", tmp_path / "x.bin")
+    assert opened("memmap", tmp_path / "x.bin", "data.vocab_size=65536").vocab_size == 65536
 
 
 def test_negative_ids_are_named(tmp_path: Path) -> None:

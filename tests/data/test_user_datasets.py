@@ -104,6 +104,18 @@ def test_ids_beyond_the_vocabulary_of_a_dataset_are_named() -> None:
     assert drawn("Tokens", by="ignored").dataset.sample(5)["labels"].tolist() == [2, 3, -100]
 
 
+class NarrowTokens(Drawn):
+    vocab_size = 50_257
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": np.array([1, 2, 127], self.by), "labels": np.array([2, 127, 3], self.by)}
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8", "int16", "uint16", "int32", "uint32"])
+def test_ids_of_any_width_are_compared_with_the_vocabulary(kind: str) -> None:
+    assert drawn("NarrowTokens", by=kind).dataset.sample(5)["input_ids"].tolist() == [1, 2, 127]
+
+
 def test_a_dataset_may_say_how_many_tokens_there_are() -> None:
     assert drawn("Sized").dataset.vocab_size == 300
     assert drawn("Keyed").dataset.vocab_size is None

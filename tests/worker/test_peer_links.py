@@ -54,8 +54,8 @@ class Ranks:
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    monkeypatch.setattr(peer_links, "LINKS_S", 0.3)
-    monkeypatch.setattr(peer_links, "LINKS_AGAIN_S", 0.01)
+    monkeypatch.setattr(peer_links, "ATTEMPT_S", 0.3)
+    monkeypatch.setattr(peer_links, "AGAIN_S", 0.01)
     with ExitStack() as stack:
         threads = ThreadPoolExecutor(3)
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)

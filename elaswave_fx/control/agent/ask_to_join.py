@@ -1,8 +1,8 @@
 """Requests to the coordinator on a connection of its own: for a number, for files, for the members. Each waits for its
 answer.
 
-In: the job's address and token, versions or a rank's info. Out: `Welcome`, infos; or a `ConfigError`: no peer answers,
-it lacks the job's token, or the coordinator refuses.
+In: the job's address and token, versions or a rank's info. Out: `Welcome`, infos; or a `ConfigError`: no peer answers
+(for a rank: `CommError`), it lacks the job's token, or the coordinator refuses.
 
     ask_to_join(ControlAddress("127.0.0.1", 41213, token), versions(), timeout_s=20.0)  ->  Welcome(4, "{…}", …)
     with asking(address) as line: await_members(line, info, by_s)  ->  (MemberInfo(0, …), MemberInfo(1, …))
