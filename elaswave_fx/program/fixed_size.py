@@ -32,7 +32,8 @@ from elaswave_fx.program.ir import Program, argument, calls, is_aten, module_of
 _TRANSFORMS = ("/_functorch/eager_transforms.py", "/_functorch/vmap.py", "/torch/_vmap_internals.py")
 _CAPTURE = os.path.join(os.path.dirname(__file__), "capture.py")
 """What calls the model, and nothing of it."""
-_NOT_USERS = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx))
+_NOT_USERS = (*(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, elaswave_fx)), "<string>")
+"""Beginnings of file names of torch, this package, and functions that torch makes from text."""
 
 
 SIZES_TRIED = (*range(1, 66), 100, 127, 128, 129, 255, 256, 257, 1000, 1024, 4095, 4096)
