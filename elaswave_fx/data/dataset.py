@@ -337,6 +337,8 @@ class MapDataset(Dataset):
                 item = self._wrapped.__getitem__(index, key_of(index) if key is None else key)
             else:
                 item = self._wrapped[index]
+        if item is None:
+            raise DataError(f"data._target_={self._name}: sample {index} is None; leave such samples out of its length")
         item = self._by_name(item)
         named = self._from_dict(item) if isinstance(item, Mapping) else self._from_tuple(item)
         if not named:

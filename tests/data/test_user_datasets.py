@@ -104,6 +104,17 @@ def test_ids_beyond_the_vocabulary_of_a_dataset_are_named() -> None:
     assert drawn("Tokens", by="ignored").dataset.sample(5)["labels"].tolist() == [2, 3, -100]
 
 
+class Broken(Drawn):
+    def __getitem__(self, index: int) -> dict[str, Any] | None:  # type: ignore[override]
+        return None if index == 5 else {"x": [index]}
+
+
+def test_a_sample_that_is_none_is_named() -> None:
+    assert drawn("Broken").dataset.sample(4)["x"].tolist() == [4]
+    with pytest.raises(DataError, match="sample 5 is None; leave such samples out of its length"):
+        drawn("Broken").dataset.sample(5)
+
+
 class NarrowTokens(Drawn):
     vocab_size = 50_257
 
