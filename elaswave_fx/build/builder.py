@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from elaswave_fx.build.example_batches import example_batches
+from elaswave_fx.build.example_batches import example_batches, first_calls
 from elaswave_fx.build.make_model import initial_state, make_model, notes_of, set_to_train
 from elaswave_fx.build.program_cache import (
     cached_program,
@@ -33,6 +33,7 @@ from elaswave_fx.data import Source, check_evaluation, open_source
 from elaswave_fx.data.cached import digest
 from elaswave_fx.models.hf_config import refuse_other_classes
 from elaswave_fx.program.artifact import Artifact
+from elaswave_fx.program.autocast import in_precision
 from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.layers_kept import layers_kept
@@ -84,6 +85,8 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
     batches = example_batches(config, source)
     model_print = fingerprint(model)  # before the model runs, which may leave traces in it
     with python_state_kept(model), layers_kept(model):
+        with in_precision(model, config.precision):
+            batches, calls = first_calls(model, batches, max(config.parallel.granule, 1))
         code = forward_code(model, batches[0])
         computed = computed_text(model, batches[0])
     for dataset in (source.dataset, source.evaluation) if source.eval_batches else (source.dataset,):
@@ -107,7 +110,7 @@ def build(config: Config, folder: Path | None, calibrate: bool = False) -> Built
         # Importing torch.export and the passes takes seconds, which a cached program saves.
         from elaswave_fx.build.compile import compile_model
 
-        made, constants = compile_model(config, model, batches, dump)
+        made, constants = compile_model(config, model, batches, dump, calls)
         with writing_program(config, target):
             made.save(target, constants)
             Artifact.save_tried(target, samples)

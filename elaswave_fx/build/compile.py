@@ -42,6 +42,7 @@ from elaswave_fx.program.check_gradients import check_gradients
 from elaswave_fx.program.gradient_hooks import note_of_hooks_on_saved_tensors
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import ParamSpec
+from elaswave_fx.program.many_calls import ManyCalls
 from elaswave_fx.program.operators import defining_modules
 from elaswave_fx.program.same_branches import note_of_compiled_branch
 from elaswave_fx.program.state_kept import buffer_sizes, refuse_other_buffers, state_kept
@@ -52,10 +53,14 @@ Batch = dict[str, torch.Tensor]
 
 
 def compile_model(
-    config: Config, model: nn.Module, batches: tuple[Batch, Batch], dump: Path | None = None
+    config: Config,
+    model: nn.Module,
+    batches: tuple[Batch, Batch],
+    dump: Path | None = None,
+    calls: ManyCalls | None = None,
 ) -> tuple[Artifact, State]:
     """Capture, check, run every pass, lower. Return the artifact, with notes from trial runs, and the constants it
-    reads.
+    reads. `calls`: the model's first call, in the precision of training; None if there was none.
 
     Raises ConfigError for invalid passes before anything is captured.
     """
@@ -64,7 +69,7 @@ def compile_model(
     if is_adapted:
         _refuse_unknown_fields(config, model, batches[0])
         with python_state_kept(model):
-            _check_forward(model, batches[0])
+            _check_forward(model, batches[0], config.global_batch)
             check_causal(model, batches[0])
             check_own_loss(model, batches[0])  # in full precision, which separates losses better
     notes_of = (note_of_compiled_branch, note_of_unchecked, note_of_hooks_on_saved_tensors)
@@ -73,8 +78,8 @@ def compile_model(
         run_under_autocast(model)
     if not is_adapted:
         with python_state_kept(model):
-            _check_forward(model, batches[0])
-    program = capture(model, batches, config.parallel.granule)
+            _check_forward(model, batches[0], config.global_batch)
+    program = capture(model, batches, config.parallel.granule, calls)
     part, other_part = (
         batch if program.dynamic_batch else {name: tensor[: program.granule] for name, tensor in batch.items()}
         for batch in batches
@@ -118,8 +123,8 @@ def measure(config: Config, model: nn.Module, folder: Path, batch: Batch) -> dic
     return measure_kinds(units, artifact, part)
 
 
-def _check_forward(model: nn.Module, batch: Batch) -> None:
-    """Refuse a model that does not run on the data, or does not return a loss sum and a count."""
+def _check_forward(model: nn.Module, batch: Batch, of_a_step: int) -> None:
+    """Refuse a model that does not run on the data, or does not return a loss sum and a count. `of_a_step`: samples."""
     try:
         with torch.enable_grad(), state_kept(model):  # forward itself may take gradients
             sizes = buffer_sizes(model)
@@ -127,13 +132,14 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
             refuse_other_buffers(model, sizes)
     except TRACE_ERRORS as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
-        half = count_samples(batch) // 2
-        if all(_runs(model, {name: tensor[part] for name, tensor in batch.items()})
-               for part in (slice(half), slice(half, 2 * half))):  # fmt: skip
+        samples = count_samples(batch)
+        fitting = _fitting_number(model, batch, of_a_step)
+        if fitting is not None:
+            granule = "" if fitting == 1 else f", or parallel.granule={fitting}, with which it gets all of a step"
             raise CaptureError(
-                f"model: {type(model).__name__} runs on {half} samples and not on {2 * half}{failing_line(error)}: "
+                f"model: {type(model).__name__} runs on {fitting} and not on {samples} samples{failing_line(error)}: "
                 f"{reason}; forward takes any number of granules; a way out is x.shape[0] where it fixes the number of "
-                "samples"
+                f"samples{granule}"
             ) from error
         fields = ", ".join(f"{name} {list(each.shape)}" for name, each in batch.items())
         takes = "forward takes them by these names, samples first, a multiple of parallel.granule at once"
@@ -142,6 +148,16 @@ def _check_forward(model: nn.Module, batch: Batch) -> None:
             f"{reason}; {cure_of(reason, takes)}"
         ) from error
     check_output(output)
+
+
+def _fitting_number(model: nn.Module, batch: Batch, of_a_step: int) -> int | None:
+    """The number of samples on which a model runs that does not run on `batch`: those of a step, or single ones."""
+    samples = range(count_samples(batch))
+    repeated = torch.arange(max(of_a_step, len(samples))) % len(samples)
+    if _runs(model, {name: tensor[repeated] for name, tensor in batch.items()}):
+        return len(repeated)
+    single = all(_runs(model, {name: tensor[at : at + 1] for name, tensor in batch.items()}) for at in samples)
+    return 1 if single else None
 
 
 def _runs(model: nn.Module, batch: Batch) -> bool:

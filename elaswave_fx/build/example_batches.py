@@ -4,7 +4,8 @@ Two sentences of one length hide that a loss is a mean over the labels of its ba
 among the first of training, by features that masks, paddings and labels show in: zeros, NaN and infinities,
 negative numbers, the count of the last number, the first number.
 
-    example_batches(config, source)   ->  (two granules, three granules)
+    example_batches(config, source)            ->  (two granules, three granules)
+    first_calls(model, batches, granule)       ->  the same, or (one granule, one granule) where forward runs on no more
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import nn
 
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Source, load_batch
+from elaswave_fx.program.many_calls import ManyCalls
 
 Batch = dict[str, torch.Tensor]
 
@@ -38,6 +41,20 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
         pool = {name: torch.cat([tensor, rest[name]]) for name, tensor in pool.items()}
     chosen = _most_different(torch.cat([_signs(tensor) for tensor in pool.values()], dim=1), both)
     return _part(pool, chosen[:first]), _part(pool, chosen[first:])
+
+
+def first_calls(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> tuple[tuple[Batch, Batch], ManyCalls]:
+    """The batches, or the first granule of each if the model runs on single granules alone: it may hold a state, a mask
+    or a table for so many samples. And the call of the first batch, with which later ones are compared.
+
+    Parameters and buffers are restored; other state is for the caller to restore.
+    """
+    calls = ManyCalls(model, batches[0])
+    if granule == 1 or calls.runs:
+        return batches, calls
+    first, other = ({name: tensor[:granule].clone() for name, tensor in batch.items()} for batch in batches)
+    single = ManyCalls(model, first)
+    return ((first, other), single) if single.runs and ManyCalls(model, other).runs else (batches, calls)
 
 
 def _part(pool: Batch, chosen: list[int]) -> Batch:

@@ -107,21 +107,24 @@ _LEAST_SUM = 1e-5
 """A loss nearer to zero is rounding: 1 - correlation, of two samples."""
 
 
-def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool) -> None:
+def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool, granule: int) -> None:
     """Refuse a loss or a count that stays the same when the same samples come twice.
 
-    Where operators couple samples, the mean of a granule with the count one is a sum over granules, and fine; with a
-    count that grows it is not.
+    The mean of a granule with the count one is a sum over granules, and fine where samples belong together: operators
+    couple them, or a granule is asked for. With a count that grows it is not.
     """
     same = {kind: _equal(one, two) and abs(one) > _LEAST_SUM for kind, (one, two) in sums.items()}
     if coupled and not (same[ResultKind.LOSS] and not same[ResultKind.COUNT]):
+        return
+    if granule > 1 and all(same.values()):
         return
     for kind, (one, two) in sums.items():
         if same[kind]:
             raise CaptureError(
                 f"model: the same samples given twice change the {kind.value} from {one:.6g} to {two:.6g} instead of "
-                "doubling it; a model returns (loss sum, count), not a mean; a loss of the whole "
-                "batch is returned with the count 1, or times the number of samples with that number"
+                "doubling it; a model returns (loss sum, count), not a mean: sum over samples (reduction='sum') and "
+                "count what is summed; or, for a loss of all samples of a step together, return the count 1 with "
+                "parallel.granule=the samples of a step"
             )
 
 

@@ -37,6 +37,20 @@ def run_under_autocast(model: nn.Module) -> None:
 
 
 @contextlib.contextmanager
+def in_precision(model: nn.Module, precision: str) -> Iterator[None]:
+    """Run `model` as in training of this precision, which is fp32 or bf16."""
+    before = vars(model).get("forward")
+    if precision == "bf16":
+        run_under_autocast(model)
+    try:
+        yield
+    finally:
+        vars(model).pop("forward", None)
+        if before is not None:
+            model.forward = before
+
+
+@contextlib.contextmanager
 def without_autocast(model: nn.Module) -> Iterator[None]:
     """Run `model` in the precision of its parameters."""
     forward = model.__dict__.get("forward")

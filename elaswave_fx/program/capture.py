@@ -34,6 +34,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program import torch_kernels  # noqa: F401  registers what torch lacks
 from elaswave_fx.program.autocast import traced_under_autocast
+from elaswave_fx.program.batch_run import count_samples
 from elaswave_fx.program.batch_size import batch_symbol
 from elaswave_fx.program.below_autograd import DerivativeInForward, export_below_autograd, refuse_derivatives
 from elaswave_fx.program.check_against_eager import ModelFails, check_against_eager
@@ -86,14 +87,16 @@ _HERE = os.path.dirname(__file__) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
+def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int, calls: ManyCalls | None = None) -> Program:
     """Capture `model` in training mode. Its parameters become contiguous; their values and buffers stay as they are.
 
     Args:
         model: `forward(**batch) -> (loss sum, count)`.
         batches: two different batches of at least two granules each, of different sizes: [samples, ...] per input.
-            The first one is what the export sees; both are used to check it.
+            The first one is what the export sees; both are used to check it. A model that runs on single granules
+            alone has one in each.
         granule: samples of a fixed group; the batch size of the second try when no symbolic size exports.
+        calls: the first call of the model, with the first batch; None if it has not been called.
 
     Raises:
         CaptureError: names the operator or module that cannot be exported, the batch size for which the graph and
@@ -103,7 +106,7 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
     _check_parameters(model)
     refuse_hooks_after_accumulation(model)
     with python_state_kept(model):
-        calls = ManyCalls(model, batches[0])
+        calls = calls or ManyCalls(model, batches[0])
     refuse_python_state(model, batches[0])
     with python_state_kept(model):
         program = _capture(model, batches, granule)
@@ -114,8 +117,9 @@ def capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Pro
 
 def _capture(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> Program:
     # A named size is proven to be free; a size found to be free may stay so where the proof fails.
+    of_one_size = granule > 1 and count_samples(batches[0]) == granule
     with python_sizes() as places:
-        for size in (Dim("batch", min=1), Dim.DYNAMIC):
+        for size in () if of_one_size else (Dim("batch", min=1), Dim.DYNAMIC):
             try:
                 return _capture_once(model, batches, granule, size)
             except _NotThisWay:

@@ -10,6 +10,7 @@ in the first call and kept equals one built in every call.
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from elaswave_fx.program.ir import UNSET
 from elaswave_fx.program.model_fingerprint import ADDRESS
 from elaswave_fx.program.state_kept import SEED
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_CALLS = ("_call_impl", "_wrapped_call_impl")
 _ENDLESS = 20
 """Bound of a run's length, in multiples of the run it is compared with."""
 
@@ -248,9 +251,15 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _place() -> str:
-    """ " in CLASS.METHOD, line N" of the innermost running method of a module."""
+    """ " in CLASS.METHOD, line N" of the innermost running method of a module that is not torch's own, if any; else of
+    one of torch's."""
+    found = ""
     for frame in _frames():
-        owner = frame.f_locals.get("self") if frame.f_code.co_name not in ("_call_impl", "_wrapped_call_impl") else None
-        if isinstance(owner, nn.Module):
-            return f" in {type(owner).__name__}.{frame.f_code.co_name}, line {frame.f_lineno}"
-    return ""
+        code = frame.f_code
+        if code.co_name in _CALLS or not isinstance(owner := frame.f_locals.get("self"), nn.Module):
+            continue
+        place = f" in {type(owner).__name__}.{code.co_name}, line {frame.f_lineno}"
+        if not code.co_filename.startswith(_TORCH):
+            return place
+        found = found or place
+    return found

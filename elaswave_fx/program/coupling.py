@@ -63,6 +63,6 @@ def _couplings_at(program: Program, state: State, batch: Batch, more: Batch | No
         return found
     not_additive = () if found.reasons else additivity(program, state, batch, more)
     if found.reasons or not_additive:
-        refuse_mean(doubled(program, state, batch), coupled=bool(found.reasons))
+        refuse_mean(doubled(program, state, batch), bool(found.reasons), program.granule)
     reasons = found.reasons or not_additive or bent_totals(program)
     return replace(found, reasons=reasons or means_among_sums(program, state, batch))

@@ -2,7 +2,7 @@
 it is kept: in a file's position, a table of another library, a variable of the process.
 
 calls = ManyCalls(model, batch)     # the first one
-calls.refuse_changes()              # CaptureError: Net computes something else after 141 calls
+calls.refuse_changes()              # CaptureError: Net computes something else in later calls
 """
 
 from __future__ import annotations
@@ -46,14 +46,19 @@ class ManyCalls:
         self._model, self._batch = model, batch
         self._first = results(model, batch)
 
+    @property
+    def runs(self) -> bool:
+        """Whether the first call returned something."""
+        return bool(self._first)
+
     def refuse_changes(self) -> None:
         """Raise CaptureError if a later call returns something else than the first."""
-        for number in numbers_within_budget():
+        for _ in numbers_within_budget():
             if self.differ():
                 raise CaptureError(
-                    f"model: {type(self._model).__name__} computes something else after {number} calls with the same "
-                    "samples and parameters: it depends on how often it is called, and its program is captured once; "
-                    "a way out is a buffer (register_buffer) that counts"
+                    f"model: {type(self._model).__name__} computes something else in later calls with the same samples "
+                    "and parameters: it depends on how often it is called, and its program is captured once; a way "
+                    "out is a buffer (register_buffer) that counts"
                 )
 
     def differ(self) -> bool:

@@ -260,6 +260,26 @@ def test_forward_that_is_another_after_many_steps_is_refused(tmp_path: Path, mon
         build(config, tmp_path)
 
 
+class Warming(Told):
+    """By a count of calls that nothing sees, over within a build's first ones."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        loss, count = super().forward(x)
+        os.environ["CALLS_OF_WARMING"] += "x"
+        return loss * min(1.0, len(os.environ["CALLS_OF_WARMING"]) / 2), count
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_forward_that_is_another_in_its_first_calls_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    monkeypatch.setenv("CALLS_OF_WARMING", "")
+    NOW["none"] = 0
+    words = [f"model._target_={__name__}.Warming", "+model.name=none", f"data._target_={__name__}.Vectors"]
+    with pytest.raises(CaptureError, match="Warming computes something else in later calls with the same samples"):
+        build(load_config([*words, "global_batch=4", "steps=9", f"precision={precision}"]), tmp_path)
+
+
 class Contrast(nn.Linear):
     """Written for eight samples."""
 
@@ -272,11 +292,13 @@ class Contrast(nn.Linear):
         return (h @ h.t() * self.others).sum(), torch.full((), x.shape[0])
 
 
-def test_a_model_for_one_number_of_samples_is_refused_with_that_number(tmp_path: Path) -> None:
-    words = [f"model._target_={__name__}.Contrast", f"data._target_={__name__}.Vectors", "parallel.granule=8"]
-    message = r"Contrast runs on 8 samples and not on 16 in Contrast.forward, line \d+ .*a way out is x.shape\[0\]"
+def test_a_model_for_one_number_of_samples_gets_them_by_granules(tmp_path: Path) -> None:
+    words = [f"model._target_={__name__}.Contrast", f"data._target_={__name__}.Vectors", "global_batch=8", "steps=9"]
+    built = build(load_config([*words, "parallel.granule=8", "parallel.micro_batch=8"]), tmp_path)
+    assert built.artifact.batch_coupled and built.artifact.granule == 8
+    message = r"Contrast runs on 8 and not on 2 samples in Contrast.forward, line \d+ .*, or parallel.granule=8, with"
     with pytest.raises(CaptureError, match=message):
-        build(load_config([*words, "global_batch=8", "steps=9"]), tmp_path)
+        build(load_config(words), tmp_path)
 
 
 def test_an_initial_state_that_was_let_go_is_still_there(tmp_path: Path) -> None:

@@ -250,10 +250,10 @@ def test_what_is_linear_leaves_a_sum_one(name: str) -> None:
     assert judged(LINEAR[name]) == ((), (), ())
 
 
-def judged(model: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def judged(model: nn.Module, granule: int = GRANULE) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """By rule, by trial, together."""
     make = tokens if isinstance(model, SequenceFirst) else vectors
-    program, state, batch = front(model, make, GRANULE), state_of(model), make(2 * GRANULE, 1)
+    program, state, batch = front(model, make, granule), state_of(model), make(2 * granule, 1)
     return (
         coupled_by_rule(program),
         coupled_by_trial(program, state, batch).reasons,
@@ -417,13 +417,23 @@ def test_a_small_part_of_the_loss_that_is_no_sum() -> None:
     assert reason.endswith("the loss of a batch is not the sum over its parts")
 
 
-@pytest.mark.parametrize("counts", [True, False], ids=["with a count", "with the count one"])
-def test_a_mean_loss_is_refused(counts: bool) -> None:
+@pytest.mark.parametrize(
+    ("counts", "granule"), [(True, GRANULE), (True, 1), (False, 1)],
+    ids=["with a count, of granules", "with a count", "with the count one"],
+)  # fmt: skip
+def test_a_mean_loss_is_refused(counts: bool, granule: int) -> None:
     message = (
         r"model: the same samples given twice change the loss from (.*) to \1 instead of doubling it; a model returns"
     )
     with pytest.raises(CaptureError, match=message):
-        judged(MeanLoss(counts))
+        judged(MeanLoss(counts), granule)
+
+
+def test_a_mean_loss_with_the_count_one_is_of_granules() -> None:
+    assert [reason.split(": ")[1] for reason in judged(MeanLoss(counts=False))[2]] == [
+        "the loss of a batch is not the sum over its parts",
+        "the count of a batch is not the sum over its parts",
+    ]
 
 
 def test_a_mean_over_coupled_samples() -> None:

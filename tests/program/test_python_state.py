@@ -353,6 +353,13 @@ class Clock(Held):
         return 1.0 if time.time() < 1.9e9 else 0.5
 
 
+class ClockAlone(Held):
+    """A time that reaches the operators of torch's layers alone."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(torch.from_numpy(x.numpy() * np.float32(time.time() % 7)), y)
+
+
 class ImportedClock(Held):
     def scale(self) -> Any:
         return 1.0 if time_ns() < 1.9e18 else 0.5
@@ -661,6 +668,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: OwnGenerator(np.random.default_rng(3)), r"draws from held of the model \(OwnGenerator\)"),
     (Entropy, r"computes something else when it is called again in the same state in Entropy"),
     (Clock, r"computes something else when it is called again .*a clock"),
+    (ClockAlone, r"computes something else when it is called again in the same state in Layer.forward, line"),
     (ImportedClock, r"computes something else when it is called again .*a clock"),
     (Calendar, r"computes something else when it is called again .*a clock"),
     (ImportedDate, r"computes something else when it is called again .*a clock"),
@@ -681,7 +689,7 @@ def test_what_is_not_frozen_is_refused(make: Callable[[], nn.Module], message: s
 
 @pytest.mark.parametrize("count", [in_file(), in_environment, in_context], ids=["file", "environment", "context"])
 def test_calls_that_are_counted_where_nothing_looks_are_found(count: Callable[[], int]) -> None:
-    with pytest.raises(CaptureError, match=r"Late computes something else after \d+ calls with the same samples"):
+    with pytest.raises(CaptureError, match=r"Late computes something else in later calls with the same samples"):
         capture(late(count)(), (vectors(4, 1), vectors(3, 2)), granule=1)
 
 

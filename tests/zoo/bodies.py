@@ -682,6 +682,34 @@ class Averages(nn.Module):
         return out
 
 
+class Quantized(nn.Module):
+    """Activations and weights on grids of 8 bits, with straight-through derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scale", torch.tensor(0.02))
+        self.register_buffer("zero", torch.tensor(3, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.fake_quantize_per_tensor_affine(x, 0.01, 0, -100, 100)
+        x = F.linear(x, torch.fake_quantize_per_tensor_affine(self.layer.weight, self.scale, self.zero, -128, 127))
+        scales, zeros = self.scale.expand(WIDTH), self.zero.expand(WIDTH)
+        return torch.fake_quantize_per_channel_affine(x, scales, zeros, x.dim() - 1, -128, 127)
+
+
+class StateOfSamples(nn.Module):
+    """A recurrent layer whose first state is a buffer with a row for each sample of a batch."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.layer = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.register_buffer("first", torch.linspace(-1, 1, samples * WIDTH).reshape(1, samples, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.first)[0]
+
+
 class Clamped(nn.Module):
     """A temperature that forward keeps below a bound, in place."""
 

@@ -29,7 +29,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Kind:
     """One row of the table. `place`: the data that it computes with. `granule`: samples that are never separated,
     where it needs them together. `draws`: random numbers, which are keyed, so that a plain loop has others.
-    `refused`: words of the refusal."""
+    `refused`: words of the refusal. `counts`: the count is of samples, not one."""
 
     place: str
     make: Callable[[], nn.Module]
@@ -37,6 +37,7 @@ class Kind:
     draws: bool = False
     loss: Loss | None = None
     refused: tuple[str, ...] = ()
+    counts: bool = True
 
 
 def _drawn(index: int) -> torch.Generator:
@@ -73,6 +74,7 @@ class Net(nn.Module):
             self.enter = nn.Linear(8, WIDTH)
         self.body = KINDS[module].make()
         self.leave = nn.Linear(8 if self.place == "image" else WIDTH, CLASSES)
+        self.counts = KINDS[module].counts
         self.loss = KINDS[module].loss or (lambda scores, y: F.cross_entropy(scores, y, reduction="sum"))
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +83,7 @@ class Net(nn.Module):
             h = h.mean((2, 3))
         elif h.dim() > 2:
             h = h.mean(1)
-        return self.loss(self.leave(h), y), torch.ones_like(y).sum()
+        return self.loss(self.leave(h), y), torch.ones_like(y).sum() if self.counts else torch.ones(())
 
 
 def net(module: str) -> nn.Module:
@@ -93,8 +95,8 @@ _features, _sequence = partial(Kind, "features"), partial(Kind, "sequence")
 _image, _tokens = partial(Kind, "image"), partial(Kind, "tokens")
 
 
-def _loss(loss: Loss, refused: tuple[str, ...] = (), granule: int = 1) -> Kind:
-    return Kind("features", nn.Tanh, granule, loss=loss, refused=refused)
+def _loss(loss: Loss, refused: tuple[str, ...] = (), granule: int = 1, counts: bool = True) -> Kind:
+    return Kind("features", nn.Tanh, granule, loss=loss, refused=refused, counts=counts)
 
 
 class Twice(nn.Module):
@@ -196,6 +198,7 @@ KINDS: dict[str, Kind] = {
     "differential equation": _features(bodies.Ode),
     "radial basis functions": _features(bodies.Kernels),
     "codebook, straight through": _features(bodies.Codebook),
+    "fake quantization": _features(bodies.Quantized),
     "experts, top 1": _features(bodies.Experts),
     "experts, top 2": _features(lambda: bodies.Experts(2)),
     "linear solve, determinant": _features(bodies.Solved),
@@ -320,9 +323,11 @@ KINDS: dict[str, Kind] = {
     "mean over positives": _loss(_per_positive, granule=SAMPLES),
     "partial likelihood": _loss(_partial_likelihood, granule=SAMPLES),
     "balance of experts": _loss(_balance, granule=SAMPLES),
+    "mean, with the count one": _loss(F.cross_entropy, granule=SAMPLES, counts=False),
     "contrast within a batch": _features(bodies.Contrast, granule=SAMPLES),
     "moving average of a batch": _features(bodies.Averages, granule=SAMPLES),
     # State of a step
+    "state for so many samples": _sequence(lambda: bodies.StateOfSamples(SAMPLES), granule=SAMPLES),
     "spectral norm": _features(_linear(parametrizations.spectral_norm)),
     "counter in a buffer": _features(bodies.Gate),
     # Questions to the compiler
