@@ -1,50 +1,121 @@
-"""Refusal of models that look at the types of samples, of which whole numbers are widened to int64.
+"""Refusal of models that look at the types of samples: whole numbers become int64, others float32.
 
-x of int16:  x.float() / torch.iinfo(x.dtype).max     ->  CaptureError: computes something else
-             x.float() / 32768                        ->  the same with int64
+x of int16:     x.float() / torch.iinfo(x.dtype).max     ->  CaptureError: computes something else
+                x.float() / 32768                        ->  the same with int64
+x of float16:   torch.where(x == -999.9, 0, x.float())   ->  CaptureError: -999.9 is -1000 in float16 alone
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.held_state import python_state_kept
+from elaswave_fx.program.ir import call_draws
 from elaswave_fx.program.many_calls import are_unlike, results
 
+_ROUNDING = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float64: 1e-3}
+"""Bounds of what computing in such a type, or in float32 instead, changes in a result."""
+_EQUALITIES, _ORDERS = ("aten.eq", "aten.ne"), ("aten.ge", "aten.gt", "aten.le", "aten.lt")
 
-def refuse_other_types(dataset: Dataset, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> None:
-    """Raise CaptureError if forward computes something else with the whole numbers that the user's code gives.
+Batch = Mapping[str, torch.Tensor]
 
-    Floating-point types are not compared: float32 is finer than halves, and the rounding of float64 is told where the
-    data is opened.
-    """
+
+def refuse_other_types(dataset: Dataset, model: nn.Module, batch: Batch) -> None:
+    """Raise CaptureError if forward computes something else with the types that the user's code gives: with whole
+    numbers at all, with others beyond rounding, or if it compares otherwise with them."""
     if dataset.users is None:
         return
     given = {name: tensor.dtype for name, tensor in dataset.given(0).items()}
-    own = {name: tensor.to(given[name]) for name, tensor in batch.items() if _is_narrower(given.get(name), tensor)}
-    if not own:
-        return
-    calls: list[list[torch.Tensor]] = []
-    for inputs in ({**batch, **own}, batch, batch):
-        with python_state_kept(model):
-            calls.append(results(model, inputs))
-    as_given, widened, again = calls
-    if are_unlike(as_given, widened) and not are_unlike(widened, again):  # a model that counts has a reason of its own
-        fields = ", ".join(f"{name} as {_name(batch[name])}, not {_name(tensor)}" for name, tensor in own.items())
+    own = {name: tensor.to(given[name]) for name, tensor in batch.items() if _is_another(given.get(name), tensor)}
+    whole = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}
+    others = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
+    reason = f"model: {type(model).__name__} computes something else with the types of the dataset"
+    if _differ(model, batch, whole, _Call.gives_other):
         raise CaptureError(
-            f"model: {type(model).__name__} computes something else with the types of the dataset: forward gets "
-            f"{fields}; a way out is to convert where samples are made, such as x.float() / 32768 for int16"
+            f"{reason}: forward gets {_fields(batch, whole)}; a way out is to convert where samples are made, such as "
+            "x.float() / 32768 for int16"
+        )
+    rounding = max((_ROUNDING.get(tensor.dtype, 0.0) for tensor in others.values()), default=0.0)
+    if _differ(model, batch, others, lambda call, other: call.computes_otherwise(other, rounding)):
+        raise CaptureError(
+            f"{reason}: forward gets {_fields(batch, others)}, and looks at the type, or compares with numbers that it "
+            "rounds; a way out is x.float() where samples are made, before they get a value that forward looks for"
         )
 
 
-def _is_narrower(given: torch.dtype | None, tensor: torch.Tensor) -> bool:
-    """Whether `given` is another integer type that holds these values."""
-    if given in (None, tensor.dtype) or given.is_floating_point or tensor.is_floating_point():
+@dataclass(frozen=True)
+class _Call:
+    """What a call of a model returns, and the results of its comparisons."""
+
+    returned: list[torch.Tensor]
+    compared: list[torch.Tensor]
+    draws: bool
+
+    @staticmethod
+    def of(model: nn.Module, inputs: Batch) -> _Call:
+        with python_state_kept(model), _Comparisons() as comparisons:
+            returned = results(model, inputs)
+        draws = comparisons.draws
+        compared = [each for name, each in comparisons.found if name in _EQUALITIES or not draws]
+        return _Call(returned, compared, draws)
+
+    def gives_other(self, other: _Call) -> bool:
+        return are_unlike(self.returned, other.returned)
+
+    def computes_otherwise(self, other: _Call, rounding: float) -> bool:
+        """Whether comparisons differ, or results do that depend on no draw; a call that failed tells nothing."""
+        if not self.returned or not other.returned:
+            return False
+        if not self.draws and are_unlike(self.returned, other.returned, rounding):
+            return True
+        return len(self.compared) != len(other.compared) or not all(map(torch.equal, self.compared, other.compared))
+
+
+class _Comparisons(TorchDispatchMode):
+    """Records comparisons by name, with their results, and whether anything draws: draws depend on types."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, torch.Tensor]] = []
+        self.draws = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(func, torch._ops.OpOverload):
+            return result
+        self.draws |= call_draws(func, args, kwargs or {})
+        name = str(func).rpartition(".")[0]
+        if name in (*_EQUALITIES, *_ORDERS):
+            self.found.append((name, result.clone()))
+        return result
+
+
+def _differ(model: nn.Module, batch: Batch, own: Batch, is_other: Any) -> bool:
+    """Whether a call with the dataset's own types is another than one with the batch, and two of those are alike: a
+    model that counts has a reason of its own."""
+    if not own:
+        return False
+    as_given, widened, again = (_Call.of(model, inputs) for inputs in ({**batch, **own}, batch, batch))
+    return is_other(as_given, widened) and not is_other(widened, again)
+
+
+def _fields(batch: Batch, own: Batch) -> str:
+    return ", ".join(f"{name} as {_name(batch[name])}, not {_name(tensor)}" for name, tensor in own.items())
+
+
+def _is_another(given: torch.dtype | None, tensor: torch.Tensor) -> bool:
+    """Whether `given` is another type of the same kind, which holds these values."""
+    if given in (None, tensor.dtype) or given.is_floating_point != tensor.is_floating_point():
         return False
     return torch.equal(tensor.to(given).to(tensor.dtype), tensor)
 

@@ -1,7 +1,7 @@
 """Samples that depend on a number that reading changes, such as a curriculum by the count of reads.
 
 self.reads += 1; x = x * (1 + self.reads // 1000)   ->  DataError that names `reads`
-STATS["reads"] += 1                                 ->  the same of a global that the code names
+STATS["reads"] += 1                                 ->  the same of a global that the code names, or of the class
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.errors import DataError
+from elaswave_fx.program.forward_code import is_library
 from elaswave_fx.program.generators import generator_state, is_generator
 from elaswave_fx.program.held_state import names_of
 from elaswave_fx.program.later_values import numbers_in, with_changed
@@ -89,6 +90,25 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
+class _ClassSpace:
+    """The attributes of a class, as a namespace."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def get(self, name: str) -> Any:
+        return vars(self._kind).get(name)
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self._kind)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._kind, name, value)
+
+
+_Space = dict[str, Any] | _ClassSpace
+
+
 class OwnStates:
     """Attributes that are numbers or generators, of an object and of objects that it contains: a wrapped dataset,
     transforms in a list. Reading samples may change them, and be changed by them."""
@@ -140,12 +160,15 @@ def _attributes(owner: object) -> dict[str, Any]:
     return own if type(own) is dict else {}
 
 
-def _names(owner: object) -> Iterator[tuple[dict[str, Any], str]]:
-    """Attributes of `owner`, and globals that its `__call__` or `__getitem__` names."""
+def _names(owner: object) -> Iterator[tuple[_Space, str]]:
+    """Attributes of `owner` and of its classes, and globals that its `__call__` or `__getitem__` names."""
     if type(owner) is not FunctionType:
         own = _attributes(owner)
         yield from ((own, name) for name in [*own])
     kind = type(owner)
+    for each in kind.__mro__ if not is_library(kind.__module__) else ():
+        if not is_library(each.__module__):
+            yield from ((_ClassSpace(each), name) for name in [*vars(each)] if not name.startswith("__"))
     for code in (owner, *(getattr(kind, name, None) for name in ("__call__", "__getitem__"))):
         if isinstance(code, FunctionType):
             yield from ((code.__globals__, name) for name in {*names_of(code.__code__)} & code.__globals__.keys())

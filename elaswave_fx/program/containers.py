@@ -10,9 +10,21 @@ Values are compared: replacing a list by an equal list is no change.
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import numpy as np
@@ -24,6 +36,12 @@ from elaswave_fx.program.generators import generator_state, set_generator_state
 from elaswave_fx.program.model_fingerprint import plain_text
 
 _OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
+_METHODS = (
+    BuiltinFunctionType, ClassMethodDescriptorType, FunctionType, GetSetDescriptorType, MemberDescriptorType,
+    MethodDescriptorType, WrapperDescriptorType, classmethod, functools.cached_property, functools.partialmethod,
+    functools.singledispatchmethod, property, staticmethod,
+)  # fmt: skip
+"""What classes hold that is code, not data."""
 ABSENT = object()
 """The value of a key that is not there."""
 
@@ -102,7 +120,11 @@ class Attributes(Container):
         if isinstance(self.owner, nn.Module):
             return {key: value for key, value in found.items() if key not in _OF_TORCH}
         if isinstance(self.owner, type):
-            return {key: value for key, value in found.items() if not key.startswith("__") and _is_data(value)}
+            return {
+                key: value
+                for key, value in found.items()
+                if not key.startswith("__") and not isinstance(value, _METHODS)
+            }
         return found
 
     def put(self, key: Any, value: Any) -> None:
@@ -247,6 +269,68 @@ class CNumber(Container):
         return self.path
 
 
+class Cache(Container):
+    """Results of a function with `functools.cache` or `lru_cache`. A bounded one is emptied where it was empty, and
+    else stays as it is."""
+
+    def __init__(self, owner: Any, path: str, home: Home) -> None:
+        held = [each for each in gc.get_referents(owner) if each is not vars(owner)]
+        is_bounded = owner.cache_parameters()["maxsize"] is not None
+        self._results = None if is_bounded else next((each for each in held if isinstance(each, dict)), None)
+        self._was_empty = not owner.cache_info().currsize
+        super().__init__(owner, path, home)
+
+    def items(self) -> dict[Any, Any]:
+        if self._results is not None:
+            return dict(self._results)
+        held = (each for each in gc.get_referents(self.owner) if each is not vars(self.owner))
+        return dict(enumerate(each for each in held if not _are_links(each)))
+
+    def put(self, key: Any, value: Any) -> None:
+        if self._results is not None:
+            self._results.pop(key, None) if value is ABSENT else self._results.__setitem__(key, value)
+
+    def restore(self) -> None:
+        if self._results is not None:
+            super().restore()
+        elif self._was_empty:
+            self.owner.cache_clear()
+
+    def path_of(self, key: Any) -> str:
+        return self.path
+
+
+class ContextValue(Container):
+    """What a context variable is in the current context."""
+
+    def items(self) -> dict[Any, Any]:
+        found = self.owner.get(ABSENT)
+        return {} if found is ABSENT else {"": found}
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is not ABSENT:
+            self.owner.set(value)
+
+    def path_of(self, key: Any) -> str:
+        return self.path
+
+
+class Environment(Container):
+    """Variables of the process, as numbers where they are such."""
+
+    def items(self) -> dict[Any, Any]:
+        return {key: int(value) if value.isdecimal() else value for key, value in self.owner.items()}
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is ABSENT:
+            self.owner.pop(key, None)
+        else:
+            self.owner[key] = str(value)
+
+    def path_of(self, key: Any) -> str:
+        return str(key)
+
+
 class GeneratorState(Container):
     """A generator of random numbers: its state."""
 
@@ -301,15 +385,20 @@ def _others(key: Any, count: int) -> list[Any]:
     return [f"{key} {number}" for number in range(count)] if isinstance(key, str) else []
 
 
-def _is_data(value: Any) -> bool:
-    """Whether an attribute of a class is data, not a method or descriptor."""
-    return not callable(value) and not hasattr(value, "__get__")
+def _are_links(value: Any) -> bool:
+    """Whether this is the dictionary of a bounded cache, of the links of a chain that has the results."""
+    return isinstance(value, dict) and all(type(each).__name__ == "_lru_list_element" for each in value.values())
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether reading a value advances it, as with iterators of itertools and generators."""
+    """Whether reading a value advances it, as with iterators of itertools and generators, or calling it, as with the
+    method `__next__` of one."""
+    if isinstance(value, MethodWrapperType):
+        return value.__name__ == "__next__" and is_iterator(value.__self__)
     kind = type(value)
-    return hasattr(kind, "__next__") and hasattr(kind, "__iter__") and not hasattr(value, "__dict__")
+    if not hasattr(kind, "__next__") or not hasattr(kind, "__iter__") or hasattr(value, "__dict__"):
+        return False
+    return not any("__slots__" in vars(each) for each in kind.__mro__)
 
 
 def set_aside(iterator: Any) -> Advanced:
@@ -365,7 +454,8 @@ def _same(before: Any, after: Any) -> bool:
 def _text(iterator: Any) -> str:
     frame = getattr(iterator, "gi_frame", None)
     if frame is not None:
-        return f"{frame.f_lasti} {plain_text(frame.f_locals)}"
+        inner = getattr(iterator, "gi_yieldfrom", None)
+        return f"{frame.f_lasti} {plain_text(frame.f_locals)} {_text(inner) if is_iterator(inner) else ''}"
     try:
         return _reduced(iterator.__reduce__())
     except TypeError:
@@ -375,4 +465,4 @@ def _text(iterator: Any) -> str:
 def _reduced(value: Any) -> str:
     if isinstance(value, tuple):
         return "(" + ", ".join(_reduced(item) for item in value) + ")"
-    return _reduced(value.__reduce__()) if is_iterator(value) else plain_text(value)
+    return _text(value) if is_iterator(value) else plain_text(value)

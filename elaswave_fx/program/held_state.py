@@ -1,5 +1,5 @@
 """Python state of a model: attributes of its modules and their classes, nested values, closure variables, globals that
-its code names, and the generators of `random` and NumPy.
+its code names, what its cached functions keep, environment variables, and the generators of `random` and NumPy.
 
     held = HeldState(model)
     model(**batch)
@@ -13,25 +13,31 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from types import CodeType, FunctionType, MethodType, ModuleType
+from contextvars import ContextVar
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch._library.custom_ops import CustomOpDef
 
 from elaswave_fx.program.containers import (
     Attributes,
+    Cache,
     CNumber,
     Container,
     Contents,
+    ContextValue,
     Elements,
     Entries,
+    Environment,
     GeneratorState,
     GlobalName,
     Home,
@@ -100,6 +106,7 @@ class HeldState:
     def _walk(self, model: nn.Module) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._add(Attributes(tensor, name, Home(_module_name("", model), model)))
+        self._add(Environment(os.environ, "", Home("the environment (os.environ)", None)))
         self._add(GeneratorState(PYTHONS, "", Home("Python's generator (module random)", None)))
         self._add(GeneratorState(NUMPYS, "", Home("NumPy's generator (numpy.random)", None)))
         for name, module in model.named_modules():
@@ -111,14 +118,16 @@ class HeldState:
         while self._waiting and len(self.containers) < _MOST:
             self._look_at(*self._waiting.pop())
 
-    def _add(self, container: Container) -> None:
-        if id(container.owner) in self.containers:
+    def _add(self, container: Container, aspect: str = "") -> None:
+        """`aspect`: of an owner with several containers."""
+        ident = hash((id(container.owner), aspect)) if aspect else id(container.owner)
+        if ident in self.containers:
             return
-        self.containers[id(container.owner)] = container
+        self.containers[ident] = container
         for key, value in container.saved.items():
             if is_iterator(value):
                 container.saved[key] = set_aside(value)
-            elif not isinstance(container, (Contents, GeneratorState)):
+            elif not isinstance(container, (Contents, Environment, GeneratorState)):
                 self._waiting.append((value, container.path_of(key), container.home))
 
     def _class(self, kind: type) -> None:
@@ -141,6 +150,8 @@ class HeldState:
             return
         if isinstance(value, (bool, int, float, complex, str, bytes, ModuleType)):
             return
+        if isinstance(value, (dict, list, deque, set)) and getattr(value, "__dict__", None):
+            self._add(Attributes(value, path, home), "attributes")
         if isinstance(value, type):
             self._users_class(value)
         elif isinstance(value, torch.Tensor):
@@ -152,6 +163,15 @@ class HeldState:
             self._add(GeneratorState(value, path, home))
         elif isinstance(value, MethodType):
             self._waiting += [(value.__self__, path, home), (value.__func__, path, home)]
+        elif isinstance(value, (BuiltinMethodType, MethodWrapperType)):
+            self._waiting.append((value.__self__, path, home))
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._add(Cache(value, path, home))
+            self._waiting.append((getattr(value, "__wrapped__", None), path, home))
+        elif isinstance(value, CustomOpDef):
+            self._waiting += [(each, path, home) for each in vars(value).values() if isinstance(each, FunctionType)]
+        elif isinstance(value, ContextVar):
+            self._add(ContextValue(value, path, home))
         elif isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, dict):
@@ -185,8 +205,13 @@ class HeldState:
             self._globals(function.__globals__, frozenset(names_of(function.__code__)), set())
 
     def _globals(self, space: dict[str, Any], names: frozenset[str], seen: set[int]) -> None:
-        """Note some of a module's globals, each as a separate slot, and those of modules and classes among them."""
+        """Note some of a module's globals, each as a separate slot, and those of modules and classes among them, and of
+        modules that a function imports itself."""
         seen.add(id(space))
+        for name in names - space.keys():
+            module = sys.modules.get(name)
+            if module is not None and id(vars(module)) not in seen and _is_users(module):
+                self._globals(vars(module), names, seen)
         for name in names & space.keys():
             value = space[name]
             if isinstance(value, ModuleType):
@@ -205,11 +230,13 @@ class HeldState:
 
 
 def names_of(code: CodeType) -> Iterator[str]:
-    """Globals and attributes named by code and its inner functions."""
+    """Globals and attributes named by code and its inner functions, also in texts, as in globals()["calls"]."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_of(constant)
+        elif isinstance(constant, str):
+            yield constant
 
 
 def _is_walked(module: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Simulated later time: Python's clocks are advanced, and the system's entropy differs.
+"""Simulated later time: Python's clocks are advanced, and the system's entropy and torch's seed differ.
 
     with later(functions) as draws:
         model(**batch)      # time.time(), datetime.now() and os.urandom() answer something else, by whatever name
@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
 from unittest import mock
+
+import torch
 
 _LATER_S = 1_000_000_123
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
@@ -68,7 +70,7 @@ def later(functions: Iterable[FunctionType], filler: bytes = FILLERS[0]) -> Iter
 
 
 def _homes() -> dict[int, dict[str, Any]]:
-    return {id(vars(module)): vars(module) for module in (time, datetime, os, random)}
+    return {id(vars(module)): vars(module) for module in (time, datetime, os, random, torch, torch.random)}
 
 
 def _replacements(filler: bytes, draws: list[int]) -> Iterator[tuple[Any, Any]]:
@@ -78,6 +80,7 @@ def _replacements(filler: bytes, draws: list[int]) -> Iterator[tuple[Any, Any]]:
     yield datetime.datetime, _LaterDatetime
     yield datetime.date, _LaterDate
     yield os.urandom, _entropy(os.urandom, filler, draws)
+    yield torch.initial_seed, _moved(torch.initial_seed, 1)
 
 
 def _entropy(urandom: Callable[[int], bytes], filler: bytes, draws: list[int]) -> Callable[[int], bytes]:

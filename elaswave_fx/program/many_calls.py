@@ -84,11 +84,11 @@ def results(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> list[torch.T
     return found
 
 
-def are_unlike(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+def are_unlike(some: list[torch.Tensor], others: list[torch.Tensor], tolerance: float = 1e-4) -> bool:
     """Whether two calls return something else; one that failed tells nothing."""
     if not some or not others:
         return False
-    return len(some) != len(others) or not all(map(_is_equal, some, others))
+    return len(some) != len(others) or not all(_is_equal(*pair, tolerance) for pair in zip(some, others, strict=True))
 
 
 def _without_compiling() -> AbstractContextManager[object]:
@@ -96,5 +96,5 @@ def _without_compiling() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
-def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and is_close(one, other, tolerance=1e-4)
+def _is_equal(one: torch.Tensor, other: torch.Tensor, tolerance: float) -> bool:
+    return one.shape == other.shape and is_close(one, other, tolerance)

@@ -116,7 +116,7 @@ def plain_text(value: Any, depth: int = 0) -> str:
     if isinstance(value, functools.partial):
         return plain_text((value.func, value.args, value.keywords), depth + 1)
     if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__} {_source(value)}"
+        return f"{getattr(value, '__module__', None)}.{value.__qualname__} {_source(value)}"
     if depth > _DEPTH:
         return _class_name(type(value))
     if isinstance(value, (list, tuple)):

@@ -162,8 +162,9 @@ class _Trial:
                 place = base.first_difference(again) if again is not None else ""
                 raise CaptureError(
                     f"model: {type(self.model).__name__} computes something else when it is called again in the same "
-                    f"state{place}: it reads a clock, or draws numbers outside of torch's generator, and its program "
-                    "is captured once; a way out is a draw by torch, such as torch.rand, or a buffer"
+                    f"state{place}: it reads a clock or a seed, draws numbers outside of torch's generator, or counts "
+                    "its calls where nothing sees it, and its program is captured once; a way out is a draw by torch, "
+                    "such as torch.rand, or a buffer"
                 )
             if not draws:
                 return

@@ -15,7 +15,8 @@ from elaswave_fx.data import open_source
 from elaswave_fx.errors import CaptureError
 
 KINDS = {"int16": torch.int16, "int32": torch.int32, "float16": torch.float16, "int8": torch.int8,
-         "uint16": torch.uint16, "int64": torch.int64}  # fmt: skip
+         "uint16": torch.uint16, "int64": torch.int64, "bfloat16": torch.bfloat16,
+         "float32": torch.float32, "float64": torch.float64}  # fmt: skip
 
 
 class Sound(Dataset[dict[str, Tensor]]):
@@ -26,7 +27,10 @@ class Sound(Dataset[dict[str, Tensor]]):
         return 16
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": (torch.linspace(-90, 90, 4) + index).abs().to(self.kind)}
+        x = (torch.linspace(-90, 90, 4) + index).abs()
+        if self.kind.is_floating_point:
+            x[index % 4] = 999.9  # no value
+        return {"x": x.to(self.kind)}
 
 
 def by_limit(x: Tensor) -> Tensor:
@@ -58,7 +62,26 @@ def looked_up(x: Tensor) -> Tensor:
     return nn.functional.one_hot((x + 200).clamp(0, 1)[:, 0], 4).float()
 
 
-WAYS = {each.__name__: each for each in (by_limit, by_type, hashed, squared, scaled, rounded, looked_up)}
+def without_a_value(x: Tensor) -> Tensor:
+    return torch.where(x == 999.9, 0, x.float())
+
+
+def bounded(x: Tensor) -> Tensor:
+    """By order, at a number that halves round."""
+    return torch.where(x <= 999.6, x.float(), 0)
+
+
+def by_width(x: Tensor) -> Tensor:
+    return x.float() / x.element_size()
+
+
+def below(x: Tensor) -> Tensor:
+    return torch.where(x < 500, x.float(), 0)
+
+
+WAYS = {each.__name__: each for each in (
+    by_limit, by_type, hashed, squared, scaled, rounded, looked_up, without_a_value, bounded, below, by_width,
+)}  # fmt: skip
 
 
 class Net(nn.Linear):
@@ -95,7 +118,28 @@ def test_what_looks_at_the_type_of_samples_is_refused(way: str, kind: str, tmp_p
 
 @pytest.mark.parametrize(
     ("way", "kind"),
-    [("scaled", "int16"), ("rounded", "float16"), ("by_limit", "int64"), ("looked_up", "int32"), ("scaled", "uint16")],
+    [("without_a_value", "float16"), ("without_a_value", "bfloat16"), ("bounded", "bfloat16"),
+     ("by_width", "float16"), ("by_width", "bfloat16"), ("by_width", "float64"),
+     ("without_a_value", "float64")],
+)  # fmt: skip
+def test_what_compares_or_looks_at_other_numbers_is_refused(way: str, kind: str, tmp_path: Path) -> None:
+    why = f"types of the dataset: forward gets x as float32, not {kind}, and looks at the type, or compares with num"
+    with pytest.raises(CaptureError, match=why):
+        build(load_config(words(way, kind)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("scaled", "int16"),
+        ("rounded", "float16"),
+        ("by_limit", "int64"),
+        ("looked_up", "int32"),
+        ("scaled", "uint16"),
+        ("without_a_value", "float32"),
+        ("below", "float16"),
+        ("squared", "float64"),
+    ],
 )
 def test_what_computes_the_same_is_built(way: str, kind: str, tmp_path: Path) -> None:
     assert build(load_config(words(way, kind)), tmp_path).artifact.units

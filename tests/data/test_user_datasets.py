@@ -448,9 +448,18 @@ class CountingOutside(Drawn):
         return {"x": np.array([index, READS["reads"] > 700], np.float32)}
 
 
-def test_items_that_depend_on_a_global_count_are_refused() -> None:
-    with pytest.raises(DataError, match="its samples depend on READS, which reading them changes"):
-        drawn("CountingOutside")
+class CountingInClass(Drawn):
+    reads = 0
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        type(self).reads += 1
+        return {"x": np.array([index, self.reads > 700], np.float32)}
+
+
+@pytest.mark.parametrize(("name", "count"), [("CountingOutside", "READS"), ("CountingInClass", "reads")])
+def test_items_that_depend_on_a_global_count_are_refused(name: str, count: str) -> None:
+    with pytest.raises(DataError, match=f"its samples depend on {count}, which reading them changes"):
+        drawn(name)
 
 
 @pytest.mark.parametrize("by", ["list", "dictionary", "object"])

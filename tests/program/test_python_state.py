@@ -7,6 +7,7 @@ import collections
 import contextvars
 import ctypes
 import datetime
+import functools
 import io
 import itertools
 import multiprocessing
@@ -36,6 +37,7 @@ from elaswave_fx.program.capture import capture
 from elaswave_fx.program.forward_code import forward_code
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.later import later
+from elaswave_fx.program.model_fingerprint import fingerprint
 from elaswave_fx.program.python_state import refuse_python_state
 from tests.passes.models import WIDTH, Classifier, vectors
 
@@ -566,9 +568,123 @@ def in_context() -> int:
     return IN_CONTEXT.get()
 
 
+class Tracker:
+    """Counts its calls; as a class attribute with `__get__`, its reads."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+class Read(Tracker):
+    def __get__(self, owner: object, kind: type) -> int:
+        return self()
+
+
+@functools.cache
+def tracker() -> Tracker:
+    return Tracker()
+
+
+@functools.lru_cache(maxsize=4)
+def table(name: str) -> dict[str, int]:
+    return {name: 0}
+
+
+def in_table() -> int:
+    table("calls")["calls"] += 1
+    return table("calls")["calls"]
+
+
+NEXT = itertools.count(1).__next__
+
+
+def in_globals() -> int:
+    globals()["CALLS_OF_LATE"] = globals().get("CALLS_OF_LATE", 0) + 1
+    return globals()["CALLS_OF_LATE"]
+
+
+class OfAttribute(Held):
+    """By an object of the class."""
+
+    count = Tracker()
+
+    def scale(self) -> Any:
+        return 1.0 if self.count() < 600_000 else 0.5
+
+
+class OfNamespace(Held):
+    class state:
+        calls = 0
+
+    def scale(self) -> Any:
+        self.state.calls += 1
+        return 1.0 if self.state.calls < 600_000 else 0.5
+
+
+class Counts(dict[str, int]):
+    calls = 0
+
+
+class InSubclass(Held):
+    def scale(self) -> Any:
+        self.held.calls += 1
+        return 1.0 if self.held.calls < 600_000 else 0.5
+
+
+class Slotted:
+    """An iterator of one's own."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __iter__(self) -> Slotted:
+        return self
+
+    def __next__(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def inner() -> Iterator[int]:
+    yield from numbers()
+
+
+class BySeed(Held):
+    def scale(self) -> Any:
+        return 1 + torch.initial_seed() % 3
+
+
+class OfDescriptor(Held):
+    count = Read()
+
+    def scale(self) -> Any:
+        return 1.0 if self.count < 600_000 else 0.5
+
+
+def much_later(count: Callable[[], int]) -> Callable[[], nn.Module]:
+    """A model that multiplies by something else after more calls than any trial makes."""
+
+    class MuchLater(Held):
+        def scale(self) -> Any:
+            return 1.0 if count() < 600_000 else 0.5
+
+    return MuchLater
+
+
 def scheduled() -> torch.optim.lr_scheduler.StepLR:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     return torch.optim.lr_scheduler.StepLR(optimizer, 10_000, 0.1)
+
+
+class OwnCount(Held):
+    def scale(self) -> Any:
+        return 1.0 + self.held()
 
 
 class Scheduled(Held):
@@ -661,6 +777,22 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: InTensor(torch.zeros(())), r"changes held of the model"),
     (lambda: Backward(Warming), r"changes calls of class Warming in Warming.backward"),
     (lambda: Backward(SeldomPassed), r"draws from Python's generator \(module random\) in SeldomPassed.backward"),
+    (much_later(in_environment), r"changes CALLS_OF_LATE of the environment \(os.environ\)"),
+    (much_later(in_context), r"changes IN_CONTEXT of module tests.program.test_python_state in in_context"),
+    (much_later(lambda: tracker()()), r"changes tracker.calls of module tests.program.test_python_state"),
+    (much_later(in_table), r"changes table\['calls'\] of module"),
+    (much_later(lambda: NEXT()), r"changes NEXT of module tests.program.test_python_state"),
+    (much_later(in_globals), r"changes CALLS_OF_LATE of module tests.program.test_python_state in in_globals"),
+    (lambda: OwnCount(itertools.count(1).__next__), r"changes held of the model \(OwnCount\)"),
+    (lambda: OwnCount(numbers().__next__), r"changes held of the model \(OwnCount\)"),
+    (OfAttribute, r"changes count.calls of class OfAttribute"),
+    (OfNamespace, r"changes calls of class state"),
+    (lambda: InSubclass(Counts()), r"changes held.calls of the model \(InSubclass\)"),
+    (lambda: OwnCount(Slotted().__next__), r"changes held.calls of the model \(OwnCount\)"),
+    (lambda: Counting(inner()), r"changes held of the model"),
+    (lambda: Counting(itertools.chain(numbers(), [1.0])), r"changes held of the model"),
+    (BySeed, r"computes something else when it is called again in the same state.*a seed"),
+    (OfDescriptor, r"changes count.calls of class OfDescriptor"),
     (Seldom, r"draws from Python's generator \(module random\) in Seldom.scale, line \d+ .*a draw by torch"),
     (SeldomByNumPy, r"draws from NumPy's generator \(numpy.random\) in SeldomByNumPy.scale, line"),
     (MaskByNumPy, r"draws from NumPy's generator"),
@@ -687,10 +819,20 @@ def test_what_is_not_frozen_is_refused(make: Callable[[], nn.Module], message: s
     assert CALLS == 0, "what trial calls changed is put back"
 
 
-@pytest.mark.parametrize("count", [in_file(), in_environment, in_context], ids=["file", "environment", "context"])
-def test_calls_that_are_counted_where_nothing_looks_are_found(count: Callable[[], int]) -> None:
+def test_calls_that_are_counted_where_nothing_looks_are_found() -> None:
     with pytest.raises(CaptureError, match=r"Late computes something else in later calls with the same samples"):
-        capture(late(count)(), (vectors(4, 1), vectors(3, 2)), granule=1)
+        capture(late(in_file())(), (vectors(4, 1), vectors(3, 2)), granule=1)
+
+
+@pytest.mark.parametrize("activation", [torch.Tensor.tanh, torch.zeros(1).sign().__add__], ids=["method", "bound"])
+def test_methods_in_c_are_held_without_state(activation: Callable[[Tensor], Tensor]) -> None:
+    class Activated(Held):
+        def features(self, x: Tensor) -> Tensor:
+            return self.held(super().features(x))
+
+    model = Activated(activation)
+    fingerprint(model)
+    capture(model, (vectors(4, 1), vectors(3, 2)), granule=1)
 
 
 class Logged(Held):
