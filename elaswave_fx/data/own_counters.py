@@ -6,6 +6,7 @@ STATS["reads"] += 1                                 ->  the same of a global tha
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ import torch
 
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.errors import DataError
+from elaswave_fx.program.containers import Cache, Home
 from elaswave_fx.program.forward_code import is_library
 from elaswave_fx.program.generators import generator_state, is_generator
 from elaswave_fx.program.held_state import names_of
@@ -161,14 +163,38 @@ def _attributes(owner: object) -> dict[str, Any]:
 
 
 def _names(owner: object) -> Iterator[tuple[_Space, str]]:
-    """Attributes of `owner` and of its classes, and globals that its `__call__` or `__getitem__` names."""
+    """Attributes of `owner` and of its classes, and globals that its code or the functions that it names do name."""
     if type(owner) is not FunctionType:
         own = _attributes(owner)
         yield from ((own, name) for name in [*own])
-    kind = type(owner)
-    for each in kind.__mro__ if not is_library(kind.__module__) else ():
-        if not is_library(each.__module__):
-            yield from ((_ClassSpace(each), name) for name in [*vars(each)] if not name.startswith("__"))
-    for code in (owner, *(getattr(kind, name, None) for name in ("__call__", "__getitem__"))):
-        if isinstance(code, FunctionType):
-            yield from ((code.__globals__, name) for name in {*names_of(code.__code__)} & code.__globals__.keys())
+    yield from _shared(owner if isinstance(owner, FunctionType) else type(owner))
+
+
+@functools.lru_cache(maxsize=_MOST_OWNERS)
+def _shared(code: type | FunctionType) -> tuple[tuple[_Space, str], ...]:
+    """Attributes of a user's class and its bases, or the globals of a function; and those of what these name."""
+    found: dict[tuple[int, str], tuple[_Space, str]] = {}
+    waiting: list[Any] = [code]
+    known = set[int]()
+    while waiting and len(known) < _MOST_OWNERS:
+        each = waiting.pop()
+        if id(each) in known or is_library(getattr(each, "__module__", None)):
+            continue
+        known.add(id(each))
+        if isinstance(each, functools._lru_cache_wrapper):
+            waiting.append(each.__wrapped__)
+            for result in Cache(each, "", Home("", each)).items().values():
+                space = result if type(result) is dict else _attributes(result)
+                found |= {(id(result), name): (space, name) for name in space}
+            continue
+        if isinstance(each, FunctionType):
+            space, names = each.__globals__, {*names_of(each.__code__)} & each.__globals__.keys()
+        elif isinstance(each, type):
+            space, names = _ClassSpace(each), {name for name in vars(each) if not name.startswith("__")}
+            waiting += [getattr(value, "__func__", value) for value in vars(each).values()]
+            waiting += each.__bases__
+        else:
+            continue
+        found |= {(id(each), name): (space, name) for name in names}
+        waiting += [space[name] for name in names]
+    return tuple(found.values())

@@ -38,7 +38,7 @@ from elaswave_fx.program.model_fingerprint import plain_text
 _OF_TORCH = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})
 _METHODS = (
     BuiltinFunctionType, ClassMethodDescriptorType, FunctionType, GetSetDescriptorType, MemberDescriptorType,
-    MethodDescriptorType, WrapperDescriptorType, classmethod, functools.cached_property, functools.partialmethod,
+    MethodDescriptorType, WrapperDescriptorType, classmethod, functools.cached_property,
     functools.singledispatchmethod, property, staticmethod,
 )  # fmt: skip
 """What classes hold that is code, not data."""

@@ -12,7 +12,10 @@ Parameters, buffers and torch's generator are not included.
 from __future__ import annotations
 
 import ctypes
+import dis
 import functools
+import importlib
+import importlib.util
 import os
 import sys
 from array import array
@@ -182,7 +185,7 @@ class HeldState:
             self._add(Members(value, path, home))
         elif isinstance(value, (tuple, frozenset)):
             self._waiting += [(item, path, home) for item in value]
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, (functools.partial, functools.partialmethod)):
             self._waiting += [(each, path, home) for each in (value.func, value.args, value.keywords)]
         elif isinstance(value, ctypes._SimpleCData) and getattr(value, "_type_", "") in _NUMBERS_OF_C:
             self._add(CNumber(value, path, home))
@@ -202,16 +205,14 @@ class HeldState:
             if id(cell) not in self.containers:
                 self._add(Variable(cell, name, home))
         if not is_installed(function.__code__.co_filename):
-            self._globals(function.__globals__, frozenset(names_of(function.__code__)), set())
+            names, seen = frozenset(names_of(function.__code__)), set[int]()
+            self._globals(function.__globals__, names, seen)
+            for module in _imported_by(function):
+                self._globals(vars(module), names, seen)
 
     def _globals(self, space: dict[str, Any], names: frozenset[str], seen: set[int]) -> None:
-        """Note some of a module's globals, each as a separate slot, and those of modules and classes among them, and of
-        modules that a function imports itself."""
+        """Note some of a module's globals, each as a separate slot, and those of modules and classes among them."""
         seen.add(id(space))
-        for name in names - space.keys():
-            module = sys.modules.get(name)
-            if module is not None and id(vars(module)) not in seen and _is_users(module):
-                self._globals(vars(module), names, seen)
         for name in names & space.keys():
             value = space[name]
             if isinstance(value, ModuleType):
@@ -237,6 +238,17 @@ def names_of(code: CodeType) -> Iterator[str]:
             yield from names_of(constant)
         elif isinstance(constant, str):
             yield constant
+
+
+def _imported_by(function: FunctionType) -> Iterator[ModuleType]:
+    """The user's modules that a function imports itself, loaded as its first call does."""
+    package = function.__globals__.get("__package__") or ""
+    found = {each.argval for each in dis.get_instructions(function.__code__) if each.opname == "IMPORT_NAME"}
+    for name in sorted({*found, *(f"{package}.{each}" for each in found if package)}):
+        with suppress(Exception):  # of the user's code, or there is no such module
+            spec = None if is_library(name) else importlib.util.find_spec(name.partition(".")[0])
+            if spec is not None and not is_installed(str(spec.origin)):
+                yield importlib.import_module(name)
 
 
 def _is_walked(module: str | None) -> bool:

@@ -1,5 +1,6 @@
 """Datasets of the user that draw, count or keep: what is taken, and what is refused since it may differ later."""
 
+import functools
 import random
 import re
 import sqlite3
@@ -448,6 +449,48 @@ class CountingOutside(Drawn):
         return {"x": np.array([index, READS["reads"] > 700], np.float32)}
 
 
+READ = {"reads": 0}
+
+
+def noted() -> int:
+    READ["reads"] += 1
+    return READ["reads"]
+
+
+class CountingInHelper(Drawn):
+    """By a function that its code names."""
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": np.array([index, noted() > 700], np.float32)}
+
+
+@functools.cache
+def cached_stats() -> dict[str, int]:
+    return {"cached": 0}
+
+
+class CountingInCache(Drawn):
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        cached_stats()["cached"] += 1
+        return {"x": np.array([index, cached_stats()["cached"] > 700], np.float32)}
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: int) -> float:
+        self.calls += 1
+        return x + (self.calls > 700)
+
+
+class CountingInTransform(Drawn):
+    jitter = Jitter()
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": np.array([index, self.jitter(index)], np.float32)}
+
+
 class CountingInClass(Drawn):
     reads = 0
 
@@ -456,7 +499,10 @@ class CountingInClass(Drawn):
         return {"x": np.array([index, self.reads > 700], np.float32)}
 
 
-@pytest.mark.parametrize(("name", "count"), [("CountingOutside", "READS"), ("CountingInClass", "reads")])
+@pytest.mark.parametrize(("name", "count"), [
+    ("CountingOutside", "READS"), ("CountingInClass", "reads"), ("CountingInHelper", "READ"),
+    ("CountingInCache", "cached"), ("CountingInTransform", "jitter"),
+])  # fmt: skip
 def test_items_that_depend_on_a_global_count_are_refused(name: str, count: str) -> None:
     with pytest.raises(DataError, match=f"its samples depend on {count}, which reading them changes"):
         drawn(name)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from time import time_ns
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -833,6 +834,22 @@ def test_methods_in_c_are_held_without_state(activation: Callable[[Tensor], Tens
     model = Activated(activation)
     fingerprint(model)
     capture(model, (vectors(4, 1), vectors(3, 2)), granule=1)
+
+
+def test_a_count_in_a_module_that_forward_imports_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counted_elsewhere.py").write_text("mean = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Importing(Held):
+        def scale(self) -> Any:
+            import counted_elsewhere  # type: ignore[import-not-found]
+
+            counted_elsewhere.mean = (counted_elsewhere.mean or 0) + 1
+            return 1.0 if counted_elsewhere.mean < 600_000 else 0.5
+
+    with pytest.raises(CaptureError, match="changes mean of module counted_elsewhere in .*Importing.scale"):
+        refuse_python_state(Importing(), vectors(4, 1))
+    del sys.modules["counted_elsewhere"]
 
 
 class Logged(Held):
