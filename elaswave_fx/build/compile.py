@@ -48,6 +48,9 @@ from elaswave_fx.program.same_branches import note_of_compiled_branch
 from elaswave_fx.program.state_kept import buffer_sizes, refuse_other_buffers, state_kept
 from elaswave_fx.program.value_checks import note_of_unchecked
 
+_MOST_TRIED = 256
+"""Samples at once, for a refusal's cure."""
+
 State = Mapping[str, torch.Tensor]
 Batch = dict[str, torch.Tensor]
 
@@ -151,11 +154,13 @@ def _check_forward(model: nn.Module, batch: Batch, of_a_step: int) -> None:
 
 
 def _fitting_number(model: nn.Module, batch: Batch, of_a_step: int) -> int | None:
-    """The number of samples on which a model runs that does not run on `batch`: those of a step, or single ones."""
+    """The number of samples on which a model runs that does not run on `batch`: those of a step, if they are few, or
+    single ones."""
     samples = range(count_samples(batch))
-    repeated = torch.arange(max(of_a_step, len(samples))) % len(samples)
-    if _runs(model, {name: tensor[repeated] for name, tensor in batch.items()}):
-        return len(repeated)
+    repeated = torch.arange(min(of_a_step, _MOST_TRIED)) % len(samples)
+    whole = {name: tensor[repeated] for name, tensor in batch.items()}
+    if len(samples) < of_a_step <= _MOST_TRIED and _runs(model, whole):
+        return of_a_step
     single = all(_runs(model, {name: tensor[at : at + 1] for name, tensor in batch.items()}) for at in samples)
     return 1 if single else None
 

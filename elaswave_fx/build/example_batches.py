@@ -17,6 +17,7 @@ from torch import nn
 
 from elaswave_fx.config.keys import Config
 from elaswave_fx.data import Source, load_batch
+from elaswave_fx.program.batch_run import count_samples
 from elaswave_fx.program.many_calls import ManyCalls
 
 Batch = dict[str, torch.Tensor]
@@ -44,17 +45,24 @@ def example_batches(config: Config, source: Source) -> tuple[Batch, Batch]:
 
 
 def first_calls(model: nn.Module, batches: tuple[Batch, Batch], granule: int) -> tuple[tuple[Batch, Batch], ManyCalls]:
-    """The batches, or the first granule of each if the model runs on single granules alone: it may hold a state, a mask
-    or a table for so many samples. And the call of the first batch, with which later ones are compared.
+    """The batches, or the first granule of each if the model runs on each granule alone, but not on several: it may
+    hold a state or a mask for so many samples. And the call of the first batch, with which later ones are compared.
 
     Parameters and buffers are restored; other state is for the caller to restore.
     """
     calls = ManyCalls(model, batches[0])
     if granule == 1 or calls.runs:
         return batches, calls
-    first, other = ({name: tensor[:granule].clone() for name, tensor in batch.items()} for batch in batches)
+    (first, *rest), (other, *more) = (_granules(batch, granule) for batch in batches)
     single = ManyCalls(model, first)
-    return ((first, other), single) if single.runs and ManyCalls(model, other).runs else (batches, calls)
+    if single.runs and all(ManyCalls(model, each).runs for each in (*rest, other, *more)):
+        return (first, other), single
+    return batches, calls
+
+
+def _granules(batch: Batch, granule: int) -> list[Batch]:
+    starts = range(0, count_samples(batch), granule)
+    return [{name: tensor[at : at + granule].clone() for name, tensor in batch.items()} for at in starts]
 
 
 def _part(pool: Batch, chosen: list[int]) -> Batch:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elaswave_fx.data.dataset import Dataset
 from elaswave_fx.errors import CaptureError
+from elaswave_fx.program.batch_run import count_samples
 from elaswave_fx.program.held_state import python_state_kept
 from elaswave_fx.program.ir import call_draws
 from elaswave_fx.program.many_calls import are_unlike, results
@@ -34,16 +35,20 @@ def refuse_other_types(dataset: Dataset, model: nn.Module, batch: Batch) -> None
     if dataset.users is None:
         return
     given = {name: tensor.dtype for name, tensor in dataset.given(0).items()}
-    own = {name: tensor.to(given[name]) for name, tensor in batch.items() if _is_another(given.get(name), tensor)}
-    whole = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}
-    others = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
+    whole = {name: tensor.to(given[name]) for name, tensor in batch.items() if _is_narrower(given.get(name), tensor)}
     reason = f"model: {type(model).__name__} computes something else with the types of the dataset"
     if _differ(model, batch, whole, _Call.gives_other):
         raise CaptureError(
             f"{reason}: forward gets {_fields(batch, whole)}; a way out is to convert where samples are made, such as "
             "x.float() / 32768 for int16"
         )
-    rounding = max((_ROUNDING.get(tensor.dtype, 0.0) for tensor in others.values()), default=0.0)
+    types = {each for each in given.values() if each in _ROUNDING}
+    if not types:
+        return
+    rows = [index % len(dataset) for index in range(count_samples(batch))]
+    batch = {name: torch.stack([dataset.sample(row)[name] for row in rows]) for name in batch}
+    others = {name: torch.stack([dataset.given(row)[name] for row in rows]) for name in batch if given[name] in types}
+    rounding = max(_ROUNDING[each] for each in types)
     if _differ(model, batch, others, lambda call, other: call.computes_otherwise(other, rounding)):
         raise CaptureError(
             f"{reason}: forward gets {_fields(batch, others)}, and looks at the type, or compares with numbers that it "
@@ -56,16 +61,15 @@ class _Call:
     """What a call of a model returns, and the results of its comparisons."""
 
     returned: list[torch.Tensor]
-    compared: list[torch.Tensor]
+    compared: list[tuple[bool, torch.Tensor]]
     draws: bool
 
     @staticmethod
     def of(model: nn.Module, inputs: Batch) -> _Call:
         with python_state_kept(model), _Comparisons() as comparisons:
             returned = results(model, inputs)
-        draws = comparisons.draws
-        compared = [each for name, each in comparisons.found if name in _EQUALITIES or not draws]
-        return _Call(returned, compared, draws)
+        found = [each for each in comparisons.found if each[0] in _EQUALITIES or not comparisons.draws]
+        return _Call(returned, [(is_of_type, result) for _, is_of_type, result in found], comparisons.draws)
 
     def gives_other(self, other: _Call) -> bool:
         return are_unlike(self.returned, other.returned)
@@ -76,17 +80,21 @@ class _Call:
             return False
         if not self.draws and are_unlike(self.returned, other.returned, rounding):
             return True
-        return len(self.compared) != len(other.compared) or not all(map(torch.equal, self.compared, other.compared))
+        if len(self.compared) != len(other.compared):
+            return True
+        pairs = zip(self.compared, other.compared, strict=True)
+        return any(is_of_type and not torch.equal(mine, its) for (is_of_type, mine), (_, its) in pairs)
 
 
 class _Comparisons(TorchDispatchMode):
-    """Records comparisons by name, with their results, and whether anything draws: draws depend on types."""
+    """Records comparisons by name, whether they are of a type other than float32, and their results; and whether
+    anything draws, as draws depend on types."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, torch.Tensor]] = []
+        self.found: list[tuple[str, bool, torch.Tensor]] = []
         self.draws = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,7 +104,8 @@ class _Comparisons(TorchDispatchMode):
         self.draws |= call_draws(func, args, kwargs or {})
         name = str(func).rpartition(".")[0]
         if name in (*_EQUALITIES, *_ORDERS):
-            self.found.append((name, result.clone()))
+            is_of_type = any(isinstance(each, torch.Tensor) and each.dtype in _ROUNDING for each in args)
+            self.found.append((name, is_of_type, result.clone()))
         return result
 
 
@@ -113,9 +122,9 @@ def _fields(batch: Batch, own: Batch) -> str:
     return ", ".join(f"{name} as {_name(batch[name])}, not {_name(tensor)}" for name, tensor in own.items())
 
 
-def _is_another(given: torch.dtype | None, tensor: torch.Tensor) -> bool:
-    """Whether `given` is another type of the same kind, which holds these values."""
-    if given in (None, tensor.dtype) or given.is_floating_point != tensor.is_floating_point():
+def _is_narrower(given: torch.dtype | None, tensor: torch.Tensor) -> bool:
+    """Whether `given` is another type of whole numbers, which holds these values."""
+    if given in (None, tensor.dtype) or given.is_floating_point or tensor.is_floating_point():
         return False
     return torch.equal(tensor.to(given).to(tensor.dtype), tensor)
 

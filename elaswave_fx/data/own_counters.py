@@ -7,7 +7,9 @@ STATS["reads"] += 1                                 ->  the same of a global tha
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import FunctionType, ModuleType, NoneType
@@ -19,7 +21,7 @@ import torch
 from elaswave_fx.data.global_draws import again
 from elaswave_fx.errors import DataError
 from elaswave_fx.program.containers import Cache, Home
-from elaswave_fx.program.forward_code import is_library
+from elaswave_fx.program.forward_code import is_installed, is_library
 from elaswave_fx.program.generators import generator_state, is_generator
 from elaswave_fx.program.held_state import names_of
 from elaswave_fx.program.later_values import numbers_in, with_changed
@@ -35,8 +37,8 @@ _NO_OWNERS = (type, ModuleType, torch.Tensor, np.ndarray, str, bytes, int, float
 def refuse_counters(
     read: Callable[[int], dict[str, torch.Tensor]], count: int, owner: object, place: str, cure: str
 ) -> None:
-    """Raise DataError where samples depend on a number that reading them changes: of `owner`, or a global that its code
-    names. `read` returns one of `count` samples.
+    """Raise DataError where samples depend on a number that reading them changes: of `owner`, its classes, or what
+    their code names. `read` returns one of `count` samples.
 
     A number that is restored when the same samples are read again is a cache of the last read, not a counter.
     """
@@ -117,6 +119,7 @@ class OwnStates:
 
     def __init__(self, owner: object) -> None:
         self._owners: list[object] = []
+        self._shared: list[tuple[_Space, str]] = []
         waiting: list[Any] = [owner]
         known = set[int]()
         while waiting and len(self._owners) < _MOST_OWNERS and len(known) < _MOST_SEEN:
@@ -131,15 +134,14 @@ class OwnStates:
             elif len(own := _attributes(each)) <= _MOST_ATTRIBUTES:
                 self._owners.append(each)
                 waiting += own.values()
+        shared = (pair for each in self._owners for pair in _shared(each if type(each) is FunctionType else type(each)))
+        self._shared = [*itertools.islice(shared, _MOST_ATTRIBUTES)]
 
     def now(self) -> list[object]:
         """Return their values and states, to be compared with those of another time."""
-        return [
-            state
-            for owner in self._owners
-            for space, name in _names(owner)
-            if (state := _state(space.get(name))) is not None
-        ]
+        own = ((space, name) for space in map(_attributes, self._owners) for name in [*space])
+        states = (_state(space.get(name)) for space, name in (*own, *self._shared))
+        return [state for state in states if state is not None]
 
 
 def _state(value: object) -> object:
@@ -163,38 +165,42 @@ def _attributes(owner: object) -> dict[str, Any]:
 
 
 def _names(owner: object) -> Iterator[tuple[_Space, str]]:
-    """Attributes of `owner` and of its classes, and globals that its code or the functions that it names do name."""
+    """Attributes of `owner`, and what it shares with others."""
     if type(owner) is not FunctionType:
         own = _attributes(owner)
         yield from ((own, name) for name in [*own])
     yield from _shared(owner if isinstance(owner, FunctionType) else type(owner))
 
 
-@functools.lru_cache(maxsize=_MOST_OWNERS)
-def _shared(code: type | FunctionType) -> tuple[tuple[_Space, str], ...]:
-    """Attributes of a user's class and its bases, or the globals of a function; and those of what these name."""
-    found: dict[tuple[int, str], tuple[_Space, str]] = {}
+def _shared(code: type | FunctionType) -> Iterator[tuple[_Space, str]]:
+    """Attributes of a user's class and its bases, and globals that its methods, or a function, name; the same of
+    functions and classes among them; and what cached functions keep."""
     waiting: list[Any] = [code]
     known = set[int]()
     while waiting and len(known) < _MOST_OWNERS:
         each = waiting.pop()
-        if id(each) in known or is_library(getattr(each, "__module__", None)):
+        if id(each) in known or not _is_users(each):
             continue
         known.add(id(each))
         if isinstance(each, functools._lru_cache_wrapper):
             waiting.append(each.__wrapped__)
             for result in Cache(each, "", Home("", each)).items().values():
                 space = result if type(result) is dict else _attributes(result)
-                found |= {(id(result), name): (space, name) for name in space}
-            continue
-        if isinstance(each, FunctionType):
+                yield from ((space, name) for name in [*space] if len(space) <= _MOST_ATTRIBUTES)
+        elif isinstance(each, FunctionType):
             space, names = each.__globals__, {*names_of(each.__code__)} & each.__globals__.keys()
-        elif isinstance(each, type):
-            space, names = _ClassSpace(each), {name for name in vars(each) if not name.startswith("__")}
-            waiting += [getattr(value, "__func__", value) for value in vars(each).values()]
-            waiting += each.__bases__
+            yield from ((space, name) for name in names)
+            waiting += [space[name] for name in names]
         else:
-            continue
-        found |= {(id(each), name): (space, name) for name in names}
-        waiting += [space[name] for name in names]
-    return tuple(found.values())
+            own = {name: value for name, value in vars(each).items() if not name.startswith("__")}
+            yield from ((_ClassSpace(each), name) for name in own)
+            methods = [value for value in vars(each).values() if isinstance(value, (staticmethod, classmethod))]
+            waiting += [*vars(each).values(), *(method.__func__ for method in methods), *each.__bases__]
+
+
+def _is_users(code: Any) -> bool:
+    """Whether this is a class or a function, cached or not, of no installed package."""
+    if not isinstance(code, (type, FunctionType, functools._lru_cache_wrapper)) or is_library(code.__module__):
+        return False
+    source = getattr(sys.modules.get(code.__module__), "__file__", None)
+    return source is None or not is_installed(source)

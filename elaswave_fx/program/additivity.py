@@ -116,7 +116,7 @@ def refuse_mean(sums: Mapping[ResultKind, tuple[float, float]], coupled: bool, g
     same = {kind: _equal(one, two) and abs(one) > _LEAST_SUM for kind, (one, two) in sums.items()}
     if coupled and not (same[ResultKind.LOSS] and not same[ResultKind.COUNT]):
         return
-    if granule > 1 and all(same.values()):
+    if granule > 1 and all(same.values()) and abs(sums[ResultKind.COUNT][0] - 1) < _LEAST_SUM:
         return
     for kind, (one, two) in sums.items():
         if same[kind]:

@@ -23,6 +23,7 @@ from types import (
     MemberDescriptorType,
     MethodDescriptorType,
     MethodWrapperType,
+    ModuleType,
     WrapperDescriptorType,
 )
 from typing import Any
@@ -108,7 +109,7 @@ class Home:
 
 
 class Attributes(Container):
-    """An object's `__dict__` and slots; for a class its data only."""
+    """An object's `__dict__` and slots; of a class what is no method."""
 
     def items(self) -> dict[Any, Any]:
         found = dict(vars(self.owner)) if hasattr(self.owner, "__dict__") else {}
@@ -270,8 +271,8 @@ class CNumber(Container):
 
 
 class Cache(Container):
-    """Results of a function with `functools.cache` or `lru_cache`. A bounded one is emptied where it was empty, and
-    else stays as it is."""
+    """Results of a function with `functools.cache` or `lru_cache`. Restoring takes out new ones that may hold state; a
+    bounded cache is emptied of such where it was empty, and else stays as it is."""
 
     def __init__(self, owner: Any, path: str, home: Home) -> None:
         held = [each for each in gc.get_referents(owner) if each is not vars(owner)]
@@ -291,6 +292,9 @@ class Cache(Container):
             self._results.pop(key, None) if value is ABSENT else self._results.__setitem__(key, value)
 
     def restore(self) -> None:
+        new = {key: value for key, value in self.items().items() if self.saved.get(key, ABSENT) is not value}
+        if not any(map(_may_hold_state, new.values())):
+            return  # operators that are defined once, say
         if self._results is not None:
             super().restore()
         elif self._was_empty:
@@ -304,8 +308,10 @@ class ContextValue(Container):
     """What a context variable is in the current context."""
 
     def items(self) -> dict[Any, Any]:
-        found = self.owner.get(ABSENT)
-        return {} if found is ABSENT else {"": found}
+        try:
+            return {"": self.owner.get()}
+        except LookupError:
+            return {}
 
     def put(self, key: Any, value: Any) -> None:
         if value is not ABSENT:
@@ -316,10 +322,17 @@ class ContextValue(Container):
 
 
 class Environment(Container):
-    """Variables of the process, as numbers where they are such."""
+    """Variables of the process, as numbers where they are written as such."""
 
     def items(self) -> dict[Any, Any]:
-        return {key: int(value) if value.isdecimal() else value for key, value in self.owner.items()}
+        return {key: _number(value) for key, value in self.owner.items()}
+
+    def restore(self) -> None:
+        now = self.items()
+        for key in now.keys() | self.saved.keys():
+            before = self.saved.get(key, ABSENT)
+            if now.get(key, ABSENT) != before:
+                self.put(key, before)
 
     def put(self, key: Any, value: Any) -> None:
         if value is ABSENT:
@@ -383,6 +396,17 @@ def _others(key: Any, count: int) -> list[Any]:
     if isinstance(key, int):
         return [key + 1 + number for number in range(count)]
     return [f"{key} {number}" for number in range(count)] if isinstance(key, str) else []
+
+
+def _number(text: str) -> Any:
+    """The number that is written so, or the text."""
+    is_number = text.isdecimal() and len(text) < 19 and str(int(text)) == text
+    return int(text) if is_number else text
+
+
+def _may_hold_state(value: Any) -> bool:
+    constant = (type(None), bool, int, float, complex, str, bytes, type, FunctionType, ModuleType)
+    return not isinstance(value, (*constant, torch._ops.OpOverload, torch._ops.OpOverloadPacket))
 
 
 def _are_links(value: Any) -> bool:

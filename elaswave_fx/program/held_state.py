@@ -12,10 +12,7 @@ Parameters, buffers and torch's generator are not included.
 from __future__ import annotations
 
 import ctypes
-import dis
 import functools
-import importlib
-import importlib.util
 import os
 import sys
 from array import array
@@ -61,6 +58,8 @@ _WALKED = ("_thread", "argparse", "collections", "functools", "queue", "types", 
 """Python's own modules whose objects are searched; objects of other standard modules hold no model state."""
 _WALKED_TOO = ("torch.optim", "multiprocessing.sharedctypes")
 """A schedule's object may count a model's calls, and so may a number that processes share."""
+_BY_TEXT = frozenset({"__dict__", "getattr", "globals", "modules", "setattr", "vars"})
+"""What takes names as texts."""
 _NUMBERS_OF_C = frozenset("bBhHiIlLqQfdg?")
 
 
@@ -141,6 +140,8 @@ class HeldState:
             value = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(value, FunctionType):
                 self._function(value)
+            elif isinstance(value, functools._lru_cache_wrapper):
+                self._look_at(value, getattr(value, "__name__", ""), Home(f"class {kind.__name__}", kind))
         for other in (*kind.__mro__, type(kind)):  # a metaclass may keep what it makes
             self._users_class(other)
 
@@ -207,8 +208,11 @@ class HeldState:
         if not is_installed(function.__code__.co_filename):
             names, seen = frozenset(names_of(function.__code__)), set[int]()
             self._globals(function.__globals__, names, seen)
-            for module in _imported_by(function):
-                self._globals(vars(module), names, seen)
+            package = function.__globals__.get("__package__")
+            for name in sorted(names):  # a module that the function imports itself
+                module = sys.modules.get(name) or sys.modules.get(f"{package}.{name}")
+                if module is not None and not is_library(name) and _is_users(module) and id(vars(module)) not in seen:
+                    self._globals(vars(module), names, seen)
 
     def _globals(self, space: dict[str, Any], names: frozenset[str], seen: set[int]) -> None:
         """Note some of a module's globals, each as a separate slot, and those of modules and classes among them."""
@@ -233,22 +237,12 @@ class HeldState:
 def names_of(code: CodeType) -> Iterator[str]:
     """Globals and attributes named by code and its inner functions, also in texts, as in globals()["calls"]."""
     yield from code.co_names
+    by_text = not _BY_TEXT.isdisjoint(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_of(constant)
-        elif isinstance(constant, str):
+        elif by_text and isinstance(constant, str):
             yield constant
-
-
-def _imported_by(function: FunctionType) -> Iterator[ModuleType]:
-    """The user's modules that a function imports itself, loaded as its first call does."""
-    package = function.__globals__.get("__package__") or ""
-    found = {each.argval for each in dis.get_instructions(function.__code__) if each.opname == "IMPORT_NAME"}
-    for name in sorted({*found, *(f"{package}.{each}" for each in found if package)}):
-        with suppress(Exception):  # of the user's code, or there is no such module
-            spec = None if is_library(name) else importlib.util.find_spec(name.partition(".")[0])
-            if spec is not None and not is_installed(str(spec.origin)):
-                yield importlib.import_module(name)
 
 
 def _is_walked(module: str | None) -> bool:

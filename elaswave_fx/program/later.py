@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -63,7 +62,8 @@ def later(functions: Iterable[FunctionType], filler: bytes = FILLERS[0]) -> Iter
     with contextlib.ExitStack() as stack:
         for space in ({id(f.__globals__): f.__globals__ for f in functions} | _homes()).values():
             for name in [name for name, value in space.items() if id(value) in replaced]:
-                stack.enter_context(mock.patch.dict(space, {name: replaced[id(space[name])]}))
+                stack.callback(space.__setitem__, name, space[name])
+                space[name] = replaced[id(space[name])]
         _thread.is_later = True
         stack.callback(setattr, _thread, "is_later", False)
         yield draws

@@ -28,7 +28,7 @@ from torch import nn
 
 from elaswave_fx.errors import CaptureError
 from elaswave_fx.program.computation import Computation, allowance, record
-from elaswave_fx.program.containers import ABSENT, Slot, is_iterator
+from elaswave_fx.program.containers import ABSENT, Cache, Environment, Slot, is_iterator
 from elaswave_fx.program.generators import DRAWS, can_be_steered, is_generator, steer
 from elaswave_fx.program.held_state import HeldState
 from elaswave_fx.program.later import FILLERS, later
@@ -252,7 +252,10 @@ def _named_numbers(held: HeldState) -> list[int]:
     """Numbers that code names, in order, as possible milestones: a counter may be looked up in a table of them."""
     waiting: list[Any] = [function.__code__ for function in held.functions]
     waiting += [
-        each for container in held.containers.values() for each in (*container.saved, *container.saved.values())
+        each
+        for container in held.containers.values()
+        if not isinstance(container, (Cache, Environment))
+        for each in (*container.saved, *container.saved.values())
     ]
     found: set[int] = set()
     while waiting:

@@ -429,6 +429,15 @@ def test_a_mean_loss_is_refused(counts: bool, granule: int) -> None:
         judged(MeanLoss(counts), granule)
 
 
+def test_a_mean_loss_with_another_constant_count_is_refused() -> None:
+    class Sixteen(MeanLoss):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(x, y)[0], torch.full((), 16.0)
+
+    with pytest.raises(CaptureError, match="the same samples given twice change the loss"):
+        judged(Sixteen(counts=False))
+
+
 def test_a_mean_loss_with_the_count_one_is_of_granules() -> None:
     assert [reason.split(": ")[1] for reason in judged(MeanLoss(counts=False))[2]] == [
         "the loss of a batch is not the sum over its parts",

@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import datetime
 import functools
+import importlib
 import io
 import itertools
 import multiprocessing
@@ -839,6 +840,7 @@ def test_methods_in_c_are_held_without_state(activation: Callable[[Tensor], Tens
 def test_a_count_in_a_module_that_forward_imports_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "counted_elsewhere.py").write_text("mean = None\n")
     monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("counted_elsewhere")
 
     class Importing(Held):
         def scale(self) -> Any:
@@ -850,6 +852,36 @@ def test_a_count_in_a_module_that_forward_imports_is_refused(tmp_path: Path, mon
     with pytest.raises(CaptureError, match="changes mean of module counted_elsewhere in .*Importing.scale"):
         refuse_python_state(Importing(), vectors(4, 1))
     del sys.modules["counted_elsewhere"]
+
+
+def test_state_is_restored_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODE_OF_FILES", "0755")
+    monkeypatch.setenv("CALLS_OF_LATE", "12")
+    tracker().calls = 3
+    number = in_context()
+
+    class Noting(Held):
+        def scale(self) -> Any:
+            in_environment(), in_context(), tracker()(), defined()
+            os.environ["MODE_OF_FILES"] = "0644"
+            return 1.0
+
+    refuse_python_state(Noting(), vectors(4, 1))
+    assert (os.environ["MODE_OF_FILES"], os.environ["CALLS_OF_LATE"], tracker().calls) == ("0755", "12", 3)
+    assert in_context() == number + 1
+    assert DEFINED.tell() == 1
+
+
+DEFINED = io.BytesIO()
+
+
+@functools.cache
+def defined() -> Any:
+    """What may be defined once, such as an operator."""
+    if DEFINED.tell():
+        raise RuntimeError("defined twice")
+    DEFINED.write(b"x")
+    return torch.ops.aten.relu.default
 
 
 class Logged(Held):
