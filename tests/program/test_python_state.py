@@ -833,8 +833,8 @@ def test_methods_in_c_are_held_without_state(activation: Callable[[Tensor], Tens
             return self.held(super().features(x))
 
     model = Activated(activation)
-    fingerprint(model)
-    capture(model, (vectors(4, 1), vectors(3, 2)), granule=1)
+    assert fingerprint(model) == fingerprint(Activated(activation))
+    assert capture(model, (vectors(4, 1), vectors(3, 2)), granule=1).dynamic_batch
 
 
 def test_a_count_in_a_module_that_forward_imports_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
